@@ -132,6 +132,7 @@ def _kill(pid: int) -> None:
 
 
 _PREFIX = "REDCO_FLOW_"
+_VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ class RankInfo:
         restart: how often the cluster has restarted this job.
         rendezvous_seconds: how long to wait for the others.
         shares_disk: 1 if all processes see the workspace, 0 if each host has its own.
+        has_bound_gpus: 1 if this process sees only its own share of the host's GPUs, as Slurm binds
+            tasks by --gpus-per-task or --gpu-bind; 0 if it sees those of all processes.
     """
 
     rank: int = 0
@@ -157,6 +160,7 @@ class RankInfo:
     restart: int = 0
     rendezvous_seconds: int = 300
     shares_disk: int = 1
+    has_bound_gpus: int = 0
 
     @classmethod
     def from_slurm(
@@ -168,14 +172,19 @@ class RankInfo:
             KeyError: this is no task of srun's.
         """
         num_processes = int(environ["SLURM_NTASKS"])
+        processes_per_host = num_processes // int(environ["SLURM_NNODES"])
+        visible = next(filter(None, map(environ.get, _VISIBLE_GPUS)), None)
+        num_visible = len(visible.split(",")) if visible else 0
+        is_bound = num_visible * processes_per_host == gpus_per_host > num_visible
         return cls(
             rank=int(environ["SLURM_PROCID"]),
             num_processes=num_processes,
             local_rank=int(environ["SLURM_LOCALID"]),
-            processes_per_host=num_processes // int(environ["SLURM_NNODES"]),
+            processes_per_host=processes_per_host,
             gpus_per_host=gpus_per_host,
             restart=int(environ.get("SLURM_RESTART_COUNT", "0")),
             rendezvous_seconds=rendezvous_seconds,
+            has_bound_gpus=int(is_bound),
         )
 
     @classmethod
@@ -192,7 +201,7 @@ class RankInfo:
 
     @property
     def local_device_ids(self) -> list[int] | None:
-        """The host's GPUs that are this process's; None: every device that JAX finds.
+        """The GPUs, of those it sees, that are this process's; None: all that JAX finds.
 
         Raises:
             ValueError: the processes cannot share them evenly.
@@ -205,4 +214,5 @@ class RankInfo:
                 f"{self.processes_per_host} processes per host cannot share {self.gpus_per_host} "
                 f"GPUs evenly; let processes_per_host divide gpus_per_host."
             )
-        return list(range(self.local_rank * share, (self.local_rank + 1) * share))
+        first = 0 if self.has_bound_gpus else self.local_rank * share
+        return list(range(first, first + share))

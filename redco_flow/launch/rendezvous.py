@@ -9,9 +9,11 @@ Another program that finds the port is no rank and holds nothing up. Sockets and
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +29,12 @@ _CONNECT_SECONDS = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.2
 _MAX_DIFFERENCES_SHOWN = 5
 _MAX_VALUE_CHARACTERS = 200
+
+ADDRESS_VARIABLE = "REDCO_FLOW_RENDEZVOUS_ADDRESS"
+"""The variable of a job with the interface, or pattern of names, by which hosts are reached."""
+
+_NODE = "NODE"
+_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 Facts = Mapping[str, str]
 WhileWaiting = Callable[[str], None]
@@ -240,17 +248,49 @@ class Rendezvous:
 def own_addresses() -> list[str]:
     """Return the names and addresses by which other hosts may reach this one, best first.
 
-    The node's name in Slurm, then the host's own name where it is more than the loopback
-    (Debian gives it 127.0.1.1), then the address by which SSH came in, then the one that packets
-    leave from.
+    The one that the profile names, then the node's name in Slurm, then the host's own name where
+    it is more than the loopback (Debian gives it 127.0.1.1), then the address by which SSH came in,
+    then the one that packets leave from.
+
+    Raises:
+        CannotMeet: this host does not have the one that the profile names.
     """
     host = socket.gethostname()
     names = [
+        _named_address(os.environ.get(ADDRESS_VARIABLE, ""), host),
         os.environ.get("SLURMD_NODENAME", ""),
         host if not _is_loopback(host) else "",
         *os.environ.get("SSH_CONNECTION", "").split()[2:3],
     ]
     return list(dict.fromkeys([*filter(None, names), _outgoing_address()]))
+
+
+def _named_address(named: str, host: str) -> str:
+    if _NODE not in named:
+        return _interface_address(named) if named else ""
+    name = named.replace(_NODE, os.environ.get("SLURMD_NODENAME", host))
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise CannotMeet(
+            f"{host} does not know the name {name} ({error}), which slurm.rendezvous_address "
+            f"({named}) makes: correct it in the profile."
+        ) from error
+    return name
+
+
+def _interface_address(interface: str) -> str:
+    request = struct.pack("256s", interface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
+        except OSError as error:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise CannotMeet(
+                f"{os.uname().nodename} has no network interface '{interface}' with an IPv4 "
+                f"address ({error.strerror}), which slurm.rendezvous_address names: it has {known}."
+                f" A pattern of host names has {_NODE} in it, as in ic-{_NODE}."
+            ) from error
 
 
 def _is_loopback(host: str) -> bool:

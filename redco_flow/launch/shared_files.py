@@ -92,9 +92,13 @@ class FileWatch:
                 write_text(path, "before")
         self.look()
 
-    def note_written(self, name: str) -> None:
-        """Note that a node reports its files as written, which it does as soon as they are."""
-        self._written.setdefault(name, time.monotonic())
+    def note_written(self, name: str, seconds_ago: float = 0.0) -> None:
+        """Note that a node reports its files as written.
+
+        Args:
+            seconds_ago: then, by the clocks of the node and of this machine.
+        """
+        self._written.setdefault(name, time.monotonic() - seconds_ago)
 
     def look(self) -> None:
         """Note which files are visible now."""

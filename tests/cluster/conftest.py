@@ -47,6 +47,22 @@ def slurm(cluster):
 
 
 @pytest.fixture
+def strict_site(tmp_path):
+    """A profile's settings where Python is in job steps only, needs `setup`, and --export=NONE."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    needs = '"$SLURM_STEP_ID" && "$SITE_MODULES" = loaded && "$GREETING" = "it\'s here"'
+    python.write_text(f'#!/bin/bash\n[[ {needs} ]] || exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    slurm = {
+        "python": str(python),
+        "setup": ["export SITE_MODULES=loaded"],
+        "options": ["--export=NONE"],
+    }
+    return {"environment": {"GREETING": "it's here"}, "slurm": slurm}
+
+
+@pytest.fixture
 def workspace(tmp_path):
     return tmp_path / "workspace"
 

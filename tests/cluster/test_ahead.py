@@ -169,8 +169,10 @@ def test_a_stage_that_may_be_tried_again_has_its_downstream_submitted_again(
 
 
 def test_a_preempted_stage_keeps_its_followers_waiting_and_needs_no_launcher(
-    runs, slurm, held, gate, executions
+    runs, slurm, held, gate, executions, strict_site
 ):
+    """Fault 57: the last command, which has the job requeued, finds all that the ranks do."""
+    runs.profile |= strict_site
     run = runs.write(CHAIN, held, ahead=True)
     driven = InProcess(run)
     wait_for_stage(run, "compare", "waiting")

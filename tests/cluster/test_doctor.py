@@ -1,4 +1,4 @@
-"""`doctor` on the test cluster: in seconds, without leaving a job."""
+"""`doctor` on the test cluster: by a job like any other, without leaving one."""
 
 import pytest
 from tiny_stages.calls import wait_until
@@ -10,13 +10,15 @@ from redco_flow.tracking.lock_mechanism import LINKS, mechanism_of
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-def examine(workspace, *, gpus_per_host=0, **settings):
-    executor = SlurmExecutor(workspace, Config(**settings))
+def examine(workspace, *, gpus_per_host=0, variables=None, **settings):
+    executor = SlurmExecutor(workspace, Config(**settings), variables=variables)
     return {finding.check: finding for finding in executor.examine(gpus_per_host)}
 
 
-def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace):
-    findings = examine(workspace)
+def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace, strict_site):
+    """Fault 57: the probe runs as a job's ranks do."""
+    variables = strict_site["environment"]
+    findings = examine(workspace, variables=variables, **strict_site["slurm"])
 
     assert [name for name, finding in findings.items() if not finding.is_good] == []
     assert findings["nodes"].detail == "127.0.0.11, 127.0.0.12"
@@ -49,6 +51,15 @@ def test_an_unknown_partition_is_named_with_the_known_ones(slurm, workspace):
     finding = examine(workspace, partition="a100")["partition"]
 
     assert (finding.is_good, finding.remedy) == (False, "slurm.partition: one of high, main")
+
+
+def test_a_job_that_only_waits_is_cancelled_with_slurms_reason(slurm, workspace):
+    with slurm.starts_nothing():
+        finding = examine(workspace, doctor_wait_seconds=3)["nodes"]
+
+    assert not finding.is_good
+    assert "waited 3 s in the queue (PartitionDown); it is cancelled" in finding.detail
+    wait_until(lambda: slurm.jobs() == {})
 
 
 def test_nodes_without_the_interpreter_are_told_in_sruns_words(slurm, workspace):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from redco_flow.launch.processes import RankInfo
-from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
+from redco_flow.launch.rendezvous import ADDRESS_VARIABLE, CannotMeet, Rendezvous, own_addresses
 from redco_flow.records import read_json_if_present, write_json
 
 FACTS = {"config.learning_rate": "0.01", "version.jax": "0.10.2"}
@@ -43,6 +43,26 @@ def test_all_ranks_get_the_address_of_rank_zero_at_one_free_port(meet):
     (port,) = {meeting.coordinator.rpartition(":")[2] for meeting in meetings}
     with socket.create_server(("", int(port))):  # free for JAX again
         pass
+
+
+@pytest.mark.parametrize(("named", "address"), [("lo", "127.0.0.1"), ("NODEhost", "localhost")])
+def test_the_interface_or_name_of_the_profile_is_tried_first(meet, monkeypatch, named, address):
+    monkeypatch.setenv(ADDRESS_VARIABLE, named)
+    monkeypatch.setenv("SLURMD_NODENAME", "local")
+
+    assert {one.coordinator.rpartition(":")[0] for one in meet(FACTS, FACTS)} == {address}
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [("ib77", "no network interface 'ib77'.*it has .*lo"), ("ic-NODE", "the name ic-no such host")],
+)
+def test_an_interface_or_name_that_a_host_lacks_is_named(monkeypatch, named, said):
+    monkeypatch.setenv(ADDRESS_VARIABLE, named)
+    monkeypatch.setenv("SLURMD_NODENAME", "no such host")
+
+    with pytest.raises(CannotMeet, match=said):
+        own_addresses()
 
 
 def test_ranks_that_differ_all_stop_and_the_key_and_the_rank_are_named(meet):

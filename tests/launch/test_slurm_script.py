@@ -1,15 +1,20 @@
 """The text of a submission: what stands in it, quoted how, and what never does."""
 
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from redco_flow.errors import UsageError
+from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.slurm.config import Config
+from redco_flow.launch.slurm.executor import SlurmExecutor
 from redco_flow.launch.slurm.script import Submission, render
+from redco_flow.tracking.attempt import AttemptDirectory
 
 SETTINGS = {
     "partition": "a100",
@@ -18,6 +23,7 @@ SETTINGS = {
     "setup": ["source /opt/env.sh"],
     "python": "/opt/venv/bin/python",
     "options": ["--exclusive"],
+    "srun_options": ["--cpu-bind=cores", "--exclusive"],
     "processes_per_host": 2,
     "gpu_type": "a100",
 }
@@ -37,6 +43,7 @@ SUBMISSION = Submission(
     settings=Config(**SETTINGS),
     stall_seconds=1800,
     grace_seconds=30,
+    variables={"NCCL_SOCKET_IFNAME": "ib0", "GREETING": "it's\there"},
 )
 SCRIPT = """\
 #!/bin/bash
@@ -59,13 +66,36 @@ SCRIPT = """\
 #SBATCH --exclusive
 
 printf '%s\\n' "$SLURM_JOB_ID" > slurm.jobid
+export NCCL_SOCKET_IFNAME=ib0
+export GREETING=$'it\\U00000027s\\U00000009here'
+export SLURM_EXPORT_ENV=ALL  # srun hands these on, also after sbatch --export=NONE
 module load cuda/13.0
 source /opt/env.sh
 
-srun --kill-on-bad-exit=1 --wait=0 --input=none \\
+finish() {{
+    for seconds in 0 10 30; do  # the controller may be away for a moment
+        sleep "$seconds"
+        SLURM_EXIT_ERROR=99 srun --input=none \\
+            --chdir='/home/me/my project' \\
+            --cpu-bind=cores \\
+            --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 \\
+            /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \\
+            /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 \\
+            "$@"
+        code=$?
+        [ "$code" -eq 99 ] || return "$code"
+    done
+    /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
+/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 "$@"
+}}
+
+srun --input=none \\
+    --chdir='/home/me/my project' \\
+    --kill-on-bad-exit=1 --wait=0 \\
     --ntasks=4 \\
     --cpus-per-task=16 \\
-    --chdir='/home/me/my project' \\
+    --cpu-bind=cores \\
+    --exclusive \\
     /opt/venv/bin/python -P -m redco_flow.launch.rank \\
     /data/ws/runs/tiny-abcd/stages/train/attempts/1 \\
     --stall-seconds 1800 \\
@@ -73,9 +103,7 @@ srun --kill-on-bad-exit=1 --wait=0 --input=none \\
     --gpus-per-host 8 \\
     --rendezvous-seconds 300 \\
     --seconds-to-warning 3480
-
-/opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
-/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --srun-exit-code $?
+finish --srun-exit-code $?
 code=$?
 # Slurm takes the job back for a later start; where it may not, the launcher does.
 if [ "$code" -eq 75 ]; then
@@ -83,8 +111,7 @@ if [ "$code" -eq 75 ]; then
         sleep "$seconds"
         scontrol requeue "$SLURM_JOB_ID" && sleep 120
     done
-    /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
-/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --for-good
+    finish --for-good
     code=$?
 fi
 # By this Slurm knows whether jobs that depend on this one may start.
@@ -110,6 +137,7 @@ def test_a_stage_that_asks_for_nothing_leaves_memory_time_and_gpus_to_the_cluste
         "--seconds-to",
     ):
         assert option not in text
+    assert f"finish() {{\n    {sys.executable} -P -m redco_flow.launch.slurm.job_end" in text
 
 
 def test_the_container_stands_before_the_interpreter():
@@ -124,6 +152,102 @@ def test_gpus_can_be_asked_for_as_generic_resources():
     settings = Config(gpu_option="gres", gpu_type="h100")
 
     assert "#SBATCH --gres=gpu:h100:8\n" in render(replace(SUBMISSION, settings=settings))
+
+
+def test_gpus_that_are_bound_to_tasks_are_requested_for_each_task():
+    text = render(replace(SUBMISSION, settings=Config(gpu_option="gpus-per-task", gpu_type="h100")))
+
+    assert "#SBATCH --gpus-per-task=h100:4\n" in text
+    assert "    --cpus-per-task=16 \\\n    --gpus-per-task=h100:4 \\\n" in text
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "devices"),
+    [
+        ("0,1,2,3", 1, [2, 3]),  # Slurm binds no task: both see the whole job's GPUs
+        ("2,3", 1, [0, 1]),  # --gpus-per-task=2
+        ("0,1", 1, [0, 1]),  # the same with ConstrainDevices: each task's cgroup counts from 0
+        ("GPU-5c89852c,GPU-8f25a4c1", 0, [0, 1]),
+        ("", 1, [2, 3]),
+    ],
+)
+def test_a_rank_gets_its_own_gpus_whether_slurm_binds_them_or_not(visible, local_rank, devices):
+    """`CUDA_VISIBLE_DEVICES` as Slurm sets it: https://slurm.schedmd.com/gres.html."""
+    task = {"SLURM_NTASKS": 4, "SLURM_NNODES": 2, "SLURM_PROCID": 2 + local_rank}
+    environ = {name: str(value) for name, value in task.items()}
+    environ |= {"SLURM_LOCALID": str(local_rank), "CUDA_VISIBLE_DEVICES": visible}
+
+    rank_info = RankInfo.from_slurm(environ, gpus_per_host=4, rendezvous_seconds=1)
+
+    assert RankInfo.from_environment(rank_info.to_environment()).local_device_ids == devices
+
+
+@pytest.mark.parametrize(
+    ("option", "gpus", "expected"),
+    [
+        ("mem-per-cpu", 8, "--mem-per-cpu=3216M"),  # 100.5 GiB on 32 CPUs
+        ("mem-per-gpu", 8, "--mem-per-gpu=12864M"),
+        ("mem-per-gpu", 0, "--mem-per-cpu=3216M"),
+    ],
+)
+def test_a_stages_memory_is_requested_by_the_option_that_the_site_takes(option, gpus, expected):
+    resources = replace(RESOURCES, gpus_per_host=gpus)
+    settings = Config(memory_option=option)
+    text = render(replace(SUBMISSION, settings=settings, resources=resources))
+
+    assert f"#SBATCH {expected}\n" in text
+    assert "--mem=" not in text
+
+
+def test_resources_that_the_options_cannot_request_do_not_fit():
+    with pytest.raises(DoesNotFit, match=r"set resources\.cpus_per_host"):
+        Config(memory_option="mem-per-cpu").check_fits(JobResources(memory_gib=4))
+    with pytest.raises(DoesNotFit, match="2 processes per host cannot share 3 GPUs"):
+        Config(gpu_option="gpus-per-task").check_fits(
+            JobResources(processes_per_host=2, gpus_per_host=3)
+        )
+
+
+def test_the_number_of_nodes_can_be_left_out_where_a_stage_is_one_process():
+    one = replace(SUBMISSION, settings=Config(omit_nodes=True), resources=JobResources())
+
+    assert not re.search(r"#SBATCH --(nodes|ntasks)", render(one))
+    assert "#SBATCH --nodes=2\n" in render(replace(one, resources=RESOURCES))
+
+
+def test_short_options_are_checked_as_their_long_forms():
+    options = ["-A nlp", "-pgpu", '-C "a100&nvlink"', "-H"]
+
+    assert Config(options=options).options == [
+        "--account=nlp",
+        "--partition=gpu",
+        '--constraint="a100&nvlink"',
+        "--hold",
+    ]
+    with pytest.raises(UsageError, match="recognised by its own name"):
+        render(replace(SUBMISSION, settings=Config(options=["-J mine"])))
+
+
+def test_a_job_exports_the_profiles_variables_and_address_and_none_of_the_shells(tmp_path):
+    shell = {"HF_TOKEN": "hf_abcdefgh", "PYTHONPATH": "/mine"}
+    settings = Config(rendezvous_address="ic-NODE")
+    executor = SlurmExecutor(
+        tmp_path, settings, variables={"NCCL_DEBUG": "INFO"}, environment=shell
+    )
+
+    text = executor.render(AttemptDirectory(SUBMISSION.attempt), "tiny", RESOURCES)
+
+    exported = re.findall(r"^export (\w+)=", text, re.MULTILINE)
+    assert exported == [
+        "NCCL_DEBUG",
+        "PYTHONPATH",
+        "REDCO_FLOW_PYTHONPATH_LAST",
+        "REDCO_FLOW_ATTEMPT",
+        "REDCO_FLOW_RENDEZVOUS_ADDRESS",
+        "SLURM_EXPORT_ENV",
+    ]
+    assert "export PYTHONPATH=/mine" in text
+    assert "hf_abcdefgh" not in text
 
 
 def test_job_names_are_plain_and_no_two_attempts_share_one():
@@ -153,6 +277,7 @@ def test_paths_that_slurm_would_read_as_something_else_are_refused(character):
         {"modules": ["cuda; rm x"]},
         {"partition": "a b"},
         {"options": ["-x"]},
+        {"options": ["exclusive"]},
         {"constraint": "a\x00b"},
         {"container": ["apptainer\n"]},
     ],

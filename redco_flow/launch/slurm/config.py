@@ -7,17 +7,46 @@ them would be a second command.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import re
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import ExecutorConfig, Line
 from redco_flow.spec.model import PositiveInt
 
+if TYPE_CHECKING:
+    from redco_flow.launch.call import JobResources
+
+_SHORT_OPTIONS = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
+    "c": "cpus-per-task", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus",
+    "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution",
+    "N": "nodes", "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec",
+    "t": "time", "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+_SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe"}
+
 
 def _option(text: str) -> str:
+    """Return the long form, as jobs' own options are compared with it."""
+    if short := re.fullmatch(r"-([A-Za-z])\s*(.*)", text):
+        letter, value = short.groups()
+        if value and letter in _SHORT_OPTIONS:
+            return f"--{_SHORT_OPTIONS[letter]}={value}"
+        if not value and letter in _SHORT_FLAGS:
+            return f"--{_SHORT_FLAGS[letter]}"
+        raise ValueError(
+            f"-{letter} {'is no option of sbatch with' if value else 'lacks'} a value; write an "
+            f"option as in `-A account` or --exclusive"
+        )
+    return _long_option(text)
+
+
+def _long_option(text: str) -> str:
     if not text.startswith("--"):
-        raise ValueError("must be a long option of sbatch, such as --exclusive")
+        raise ValueError("must be a long option, such as --exclusive")
     return text
 
 
@@ -36,14 +65,21 @@ class Config(ExecutorConfig):
         setup: shell lines that run on the job's first host before everything else.
         python: the interpreter on the nodes; None means this one's path.
         container: a command that the ranks' command is appended to: [apptainer, exec, --nv, IMAGE].
-        options: further options of sbatch, as --exclusive.
+        options: further options of sbatch, as --exclusive or -A account.
         srun_options: further options of srun, as --cpu-bind=cores.
         processes_per_host: for stages that run on several processes; one for each GPU, or one.
         max_array_tasks: tasks of a job array that run at once; None: as many as fit.
         walltime_minutes: of stages that ask for none; None leaves the partition's default.
         warning_seconds: this long before the end of its time a job saves and stops by itself.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
-        gpu_option: how GPUs are asked for.
+        rendezvous_address: by which ranks reach each other, where it is not the node's name: a
+            network interface (ib0), or a pattern with NODE for that name (NODEi, ic-NODE).
+        doctor_wait_seconds: how long the job of `redco-flow doctor` waits in the queue.
+        gpu_option: how GPUs are requested; with gpus-per-task each process sees only its own.
+        memory_option: how memory_gib is requested; mem-per-cpu divides it by cpus_per_host,
+            mem-per-gpu by gpus_per_host (of a stage without GPUs by cpus_per_host).
+        omit_nodes: leave --nodes and --ntasks-per-node out where a stage is one process, for sites
+            that refuse them on shared nodes.
     """
 
     runs_arrays: ClassVar[bool] = True
@@ -60,11 +96,39 @@ class Config(ExecutorConfig):
     python: Line | None = None
     container: list[Line] = Field(default_factory=list)
     options: list[Annotated[Line, AfterValidator(_option)]] = Field(default_factory=list)
-    srun_options: list[Annotated[Line, AfterValidator(_option)]] = Field(default_factory=list)
+    srun_options: list[Annotated[Line, AfterValidator(_long_option)]] = Field(default_factory=list)
     max_array_tasks: PositiveInt | None = None
     warning_seconds: PositiveInt = 120
     rendezvous_seconds: PositiveInt = 300
-    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    rendezvous_address: SlurmName | None = None
+    doctor_wait_seconds: PositiveInt = 120
+    gpu_option: Literal["gpus-per-node", "gres", "gpus-per-task"] = "gpus-per-node"
+    memory_option: Literal["mem", "mem-per-cpu", "mem-per-gpu"] = "mem"
+    omit_nodes: bool = False
+
+    def check_fits(self, resources: JobResources) -> None:
+        """Raise where the options of the profile cannot request these resources.
+
+        Raises:
+            DoesNotFit: says why, and what to change.
+        """
+        processes, gpus = resources.processes_per_host, resources.gpus_per_host
+        if self.gpu_option == "gpus-per-task" and gpus % processes:
+            raise DoesNotFit(
+                f"{processes} processes per host cannot share {gpus} GPUs evenly, as "
+                f"slurm.gpu_option gpus-per-task needs: let slurm.processes_per_host divide "
+                f"gpus_per_host."
+            )
+        is_divided_by_cpus = self.memory_option != "mem" and not self.divides_memory_by_gpus(gpus)
+        if resources.memory_gib and is_divided_by_cpus and resources.cpus_per_host is None:
+            raise DoesNotFit(
+                f"slurm.memory_option is {self.memory_option}, and the stage has memory_gib but no "
+                f"cpus_per_host to divide it by: set resources.cpus_per_host."
+            )
+
+    def divides_memory_by_gpus(self, gpus_per_host: int) -> bool:
+        """Whether a stage's memory is requested for each of its GPUs."""
+        return self.memory_option == "mem-per-gpu" and gpus_per_host > 0
 
     @property
     def seconds_of_warning(self) -> int:

@@ -1,6 +1,6 @@
 """Check a Slurm cluster by one short job on two nodes: what it sees, reaches, has and hears.
 
-Asks for nodes at once and gives up in seconds: nothing is left in the queue.
+The job has the script of a stage's job, and is cancelled where it waits in the queue for too long.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from redco_flow.launch.shared_files import FileWatch, settle_locks, shared_trial
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.probe import (
     SIGNALS,
+    MakeJob,
     count_gpus,
     list_partitions,
     probe_nodes,
@@ -46,10 +47,13 @@ class Visit:
     watch: FileWatch
 
 
-def examine_slurm(settings: Config, workspace: str | Path, gpus_per_host: int) -> Iterator[Finding]:
+def examine_slurm(
+    settings: Config, workspace: str | Path, gpus_per_host: int, make_job: MakeJob
+) -> Iterator[Finding]:
     """Yield one finding per check; without answering nodes, why there are none.
 
     Args:
+        make_job: as jobs of the profile are made.
         gpus_per_host: what the job asks for, as the profile's stages would.
     """
     try:
@@ -72,10 +76,17 @@ def examine_slurm(settings: Config, workspace: str | Path, gpus_per_host: int) -
     if not (account.is_good and enough.is_good):
         return
     num_nodes = min(2, partitions[settings.partition] if settings.partition else 2)
+    num_nodes = 1 if settings.omit_nodes else num_nodes
+    seconds = settings.doctor_wait_seconds
+    asked = f"asking for {num_nodes} nodes; waits up to {seconds} s in the queue"
+    yield Finding("job", True, asked)
     try:
-        visit = _visit(settings, workspace, num_nodes, gpus_per_host)
+        visit = _visit(make_job, workspace, num_nodes, gpus_per_host)
     except RedcoFlowError as error:
-        remedy = "mend what it says; where all nodes are busy, try again later"
+        remedy = (
+            "mend what it says; where the job only waited, raise slurm.doctor_wait_seconds, or "
+            "name a partition or QOS for short tests in a profile that extends this one"
+        )
         yield Finding("nodes", False, str(error), remedy)
         return
     yield Finding("nodes", True, ", ".join(str(one["node"]) for one in visit.answers))
@@ -116,13 +127,12 @@ def _check_gpus(gpus_per_host: int, gpus: Mapping[str, int]) -> Finding:
     )
 
 
-def _visit(settings: Config, workspace: str | Path, num_nodes: int, gpus_per_host: int) -> Visit:
+def _visit(make_job: MakeJob, workspace: str | Path, num_nodes: int, gpus_per_host: int) -> Visit:
     mark = secrets.token_hex(8)
     ranks = [str(rank) for rank in range(num_nodes)]
     with shared_trial(Workspace.open(workspace), ranks) as trial:
         (trial.folder / "mark").write_text(mark)
-        started_at = time.time()
-        answers = probe_nodes(settings, trial, os.environ, num_nodes, gpus_per_host)
+        answers, started_at = probe_nodes(make_job, trial, num_nodes, gpus_per_host)
         return Visit(answers, mark, started_at, time.time(), trial.watch)
 
 

@@ -24,6 +24,7 @@ from redco_flow.launch.executor import (
     job_environment,
 )
 from redco_flow.launch.host_facts import Finding
+from redco_flow.launch.rendezvous import ADDRESS_VARIABLE
 from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.config import Config
@@ -46,7 +47,7 @@ class SlurmExecutor(ChainingExecutor):
     Args:
         folder: the workspace, on a file system that every node has.
         config: the profile's `slurm:` section.
-        common: as `CallExecutor`; sbatch hands the environment on.
+        common: as `CallExecutor`; sbatch hands the environment on, and the script has `variables`.
     """
 
     job_class = SlurmJob
@@ -59,7 +60,7 @@ class SlurmExecutor(ChainingExecutor):
 
     def examine(self, gpus_per_host: int) -> Iterator[Finding]:
         """Yield one finding a check: the partition, and what a short job on two nodes sees."""
-        yield from examine_slurm(self._config, self.folder, gpus_per_host)
+        yield from examine_slurm(self._config, self.folder, gpus_per_host, self._job)
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
         """Return the sbatch file that `submit_call` would submit.
@@ -159,7 +160,21 @@ class SlurmExecutor(ChainingExecutor):
             grace_seconds=self.parameters["grace_seconds"],
             upstream=tuple(upstream),
             after_end=tuple(after_end),
+            variables=self._exports(attempt),
         )
+
+    def _job(
+        self, attempt: AttemptDirectory, title: str, resources: JobResources
+    ) -> tuple[Submission, Mapping[str, str]]:
+        return self._submission(attempt, title, resources), self._job_environment(attempt)
+
+    def _exports(self, attempt: AttemptDirectory) -> dict[str, str]:
+        """What every job must have, whatever `--export` in slurm.options leaves out."""
+        inherited = job_environment({**self._environment, **self._variables}, attempt)
+        names = [*self._variables, *job_environment({}, attempt)]
+        address = self._config.rendezvous_address
+        named = {ADDRESS_VARIABLE: address} if address else {}
+        return {name: inherited[name] for name in names} | named
 
     @property
     def _cluster(self) -> str:
@@ -172,7 +187,8 @@ class SlurmExecutor(ChainingExecutor):
 def make(profile: Profile, environment: Mapping[str, str]) -> SlurmExecutor:
     """Return the executor for a profile."""
     common = common_settings(profile, environment)
-    return SlurmExecutor(profile.workspace, profile.section, **common)
+    variables = profile.environment
+    return SlurmExecutor(profile.workspace, profile.section, variables=variables, **common)
 
 
 def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray:

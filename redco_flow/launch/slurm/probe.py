@@ -1,44 +1,42 @@
-"""Ask a Slurm cluster what it has, and its nodes what they see, without waiting in a queue."""
+"""Ask a Slurm cluster what it has, and its nodes, by a short job, what they see."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+import shlex
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import StageFailed
-from redco_flow.launch.executor import job_environment
+from redco_flow.errors import ClusterUnreachable, StageFailed
+from redco_flow.launch.call import JobResources
 from redco_flow.launch.host_facts import num_gpus, own_name_problem, package_versions
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rank import WARNING_SIGNAL
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
-from redco_flow.launch.shared_files import (
-    FileWatch,
-    SharedTrial,
-    flock_held,
-    try_flock,
-    write_files,
-)
+from redco_flow.launch.shared_files import SharedTrial, flock_held, try_flock, write_files
 from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.config import Config
-from redco_flow.launch.slurm.script import gpu_option, selection_options
-from redco_flow.records import write_text
+from redco_flow.launch.slurm.script import JOB_LOG, Submission, render_probe, selection_options
+from redco_flow.launch.slurm.states import WAITING, is_terminal
+from redco_flow.records import SECONDS_TO_SEE_RECORDS, list_directory, write_text
 from redco_flow.tracking.attempt import AttemptDirectory
 
 _NODE_LOCK = "lock-of-node"
 _HOST_NAME = "host-"  # with a rank; has the host's own name
 
 _SECONDS_TO_MEET = 8.0
-_SECONDS_TO_HEAR = 6.0
+_SECONDS_TO_HEAR = 60.0  # the nodes' reports, by which signals are sent, may be visible late
+_SECONDS_TO_HEAR_THE_REST = 3.0
 
 
 def main(arguments: list[str]) -> int:
@@ -87,7 +85,7 @@ def _files(folder: Path, login_lock: Path, rank: int) -> dict[str, str]:
         read = (folder / "mark").read_text()
         write_text(folder / f"{_HOST_NAME}{rank}", socket.gethostname())
         write_files(folder, str(rank))
-        _report({"rank": rank, "has_written": True})
+        _report({"rank": rank, "has_written": time.time()})
         flock = try_flock(login_lock)
     except OSError as error:
         return {"read": "", "problem": str(error), "flock": ""}
@@ -115,16 +113,20 @@ def _unknown_names(folder: Path) -> list[str]:
 
 
 def _listen(heard: set[str], names: Sequence[str]) -> None:
+    """Wait for signals; they come in this order."""
     deadline = time.monotonic() + _SECONDS_TO_HEAR
     while len(heard) < len(names) and time.monotonic() < deadline:
+        if names[-1] in heard:
+            deadline = min(deadline, time.monotonic() + _SECONDS_TO_HEAR_THE_REST)
         time.sleep(0.05)
 
 
 SIGNALS = (WARNING_SIGNAL, "TERM")
 """What a job of ours must hear: the warning before the end of its time, and a request to stop."""
 
-_SECONDS_FOR_NODES = 10.0
+_MINUTES_ON_NODES = 5
 _SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_REQUESTS = 2.0
 
 
 def list_partitions(environment: Mapping[str, str]) -> dict[str, int]:
@@ -152,72 +154,129 @@ def try_submission(settings: Config, environment: Mapping[str, str]) -> None:
         StageFailed: Slurm refuses them; has Slurm's words.
         ClusterUnreachable: there is no answer.
     """
-    queue.try_submission([*selection_options(settings), *settings.options], environment)
+    options = [word for option in settings.options for word in shlex.split(option)]
+    queue.try_submission([*selection_options(settings), *options], environment)
+
+
+MakeJob = Callable[[AttemptDirectory, str, JobResources], tuple[Submission, Mapping[str, str]]]
+"""Makes a job for a directory, title and resources: its settings, and sbatch's environment."""
 
 
 def probe_nodes(
-    settings: Config,
-    trial: SharedTrial,
-    environment: Mapping[str, str],
-    num_nodes: int,
-    gpus_per_host: int,
-) -> list[dict[str, Any]]:
-    """Return what `main` found on each of some nodes.
+    make_job: MakeJob, trial: SharedTrial, num_nodes: int, gpus_per_host: int
+) -> tuple[list[dict[str, Any]], float]:
+    """Return what `main` found on each of some nodes, and when the job had not started yet.
 
     Args:
         trial: of the workspace; its folder holds `mark`.
         gpus_per_host: what the job asks for, as the profile's stages would.
 
     Raises:
-        ClusterUnreachable, StageFailed: no node could be had at once, or it runs no Python.
+        ClusterUnreachable, StageFailed: the job waits for too long, or runs no Python.
     """
-    gpus = [gpu_option(settings, gpus_per_host)] if gpus_per_host else []
-    options = [f"--nodes={num_nodes}", "--ntasks-per-node=1", *gpus, *selection_options(settings)]
-    python = [*settings.container, settings.python or sys.executable, "-P"]
+    resources = JobResources(num_hosts=num_nodes, gpus_per_host=gpus_per_host)
+    submission, environment = make_job(AttemptDirectory(trial.folder), "doctor", resources)
+    minutes = _MINUTES_ON_NODES + math.ceil(submission.settings.warning_seconds / 60)
+    submission = replace(submission, resources=replace(resources, walltime_minutes=minutes))
     arguments = [str(trial.folder), str(trial.lock), *SIGNALS]
-    command = [*python, "-m", "redco_flow.launch.slurm.probe", *arguments]
-    own = job_environment(environment, AttemptDirectory(trial.folder))
-    # On this machine's own disk: how late the nodes' files are is compared with when they report.
-    with tempfile.NamedTemporaryFile("w+") as output, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(queue.run_on_nodes, options, command, own, _SECONDS_FOR_NODES, output)
-        _answer_reports(Path(output.name), num_nodes, asked, environment, trial.watch)
-        asked.result()
-        reports = _reports_in(Path(output.name))
-        said = Path(output.name).read_text(errors="replace")
+    script = trial.folder / "job.sh"
+    write_text(script, render_probe(submission, "redco_flow.launch.slurm.probe", arguments))
+    (trial.folder / JOB_LOG).parent.mkdir()
+    seconds = submission.settings.doctor_wait_seconds
+    visit = _Visit(queue.submit(script, environment), trial, num_nodes, environment, seconds)
+    try:
+        visit.follow()
+    finally:
+        with suppress(ClusterUnreachable, StageFailed):
+            queue.cancel(visit.job_id, submission.job_name, environment)
     trial.watch.wait()
-    answers = [one for one in reports if "node" in one]
+    answers = visit.reports_with("node")
     if not answers:
-        raise StageFailed(f"the nodes answered nothing but {said.strip()!r}.")
-    return sorted(answers, key=lambda one: str(one["node"]))
+        raise StageFailed(
+            f"job {visit.job_id} ended ({visit.state or 'unknown to Slurm'}), and its log, which "
+            f"the nodes write in the workspace, has no answer but {visit.log.strip()!r}."
+        )
+    return sorted(answers, key=lambda one: str(one["node"])), visit.waited_at
 
 
-def _answer_reports(
-    output: Path,
-    num_nodes: int,
-    asked: Future[None],
-    environment: Mapping[str, str],
-    watch: FileWatch,
-) -> None:
-    """Once every node listens, send what a cluster sends, the way it comes; watch their files."""
-    are_signals_sent = is_last = False
-    while not is_last:
-        is_last = asked.done()
-        reports = _reports_in(output)
-        for report in reports:
-            if "has_written" in report:
-                watch.note_written(str(report["rank"]))
-        watch.look()
-        listening = [report["listens"] for report in reports if "listens" in report]
-        if len(listening) == num_nodes and not (are_signals_sent or is_last):
-            are_signals_sent = True
-            for name in SIGNALS:
-                queue.send_signal(listening[0], name, environment)
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+@dataclass
+class _Visit:
+    """The job on the nodes, followed by its log and the queue.
 
+    Args:
+        seconds_in_queue: longer than this it does not wait.
+        waited_at: when it was last known not to have started.
+        state: in Slurm's words; "" where Slurm does not show the job any more.
+    """
 
-def _reports_in(output: Path) -> list[dict[str, Any]]:
-    lines = output.read_text(errors="replace").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
+    job_id: str
+    trial: SharedTrial
+    num_nodes: int
+    environment: Mapping[str, str]
+    seconds_in_queue: int
+    waited_at: float = field(default_factory=time.time)
+    state: str = "PENDING"
+    has_ended: bool = False
+    log: str = ""
+
+    def follow(self) -> None:
+        """Until the nodes have answered, or cannot: watch their files, send what a cluster sends.
+
+        Raises:
+            StageFailed: the job waits in the queue for too long.
+        """
+        submitted_at, asked_at = time.monotonic(), float("-inf")
+        deadline = float("inf")
+        are_signals_sent = False
+        while len(self.reports_with("node")) < self.num_nodes and time.monotonic() < deadline:
+            if time.monotonic() - asked_at > _SECONDS_BETWEEN_REQUESTS:
+                asked_at = time.monotonic()
+                self._ask_slurm(asked_at - submitted_at)
+            latest = time.monotonic() + self._seconds_to_see_log()
+            deadline = min(deadline, latest) if self.has_ended else float("inf")
+            self._read_log()
+            listening = self.reports_with("listens")
+            silent = [one for one in self.reports_with("node") if one["problem"]]
+            if len(listening) + len(silent) == self.num_nodes and not are_signals_sent:
+                are_signals_sent = True
+                for name in SIGNALS if listening else ():
+                    queue.send_signal(self.job_id, name, self.environment)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def reports_with(self, key: str) -> list[dict[str, Any]]:
+        """The reports of the nodes that have a key."""
+        lines = re.findall(r'\{".*\}$(?=\n)', self.log, re.MULTILINE)  # after srun's --label
+        return [one for one in map(json.loads, lines) if key in one]
+
+    def _read_log(self) -> None:
+        self.trial.watch.look()
+        list_directory(self.trial.folder / "logs")
+        with suppress(OSError):
+            self.log = (self.trial.folder / JOB_LOG).read_text(errors="replace")
+        for report in self.reports_with("has_written"):
+            ago = time.time() - report["has_written"]
+            self.trial.watch.note_written(str(report["rank"]), ago)
+
+    def _ask_slurm(self, seconds: float) -> None:
+        asked_at = time.time()
+        try:
+            entry = queue.list_jobs(self.environment).get(self.job_id)
+        except ClusterUnreachable:
+            return
+        self.state = entry.state if entry else ""
+        self.has_ended = entry is None or is_terminal(entry)
+        if entry is None or self.state not in WAITING:
+            return
+        self.waited_at = asked_at
+        if seconds > self.seconds_in_queue:
+            raise StageFailed(
+                f"a job of {self.num_nodes} nodes waited {self.seconds_in_queue} s in the queue "
+                f"({entry.reason or 'no reason'}); it is cancelled."
+            )
+
+    def _seconds_to_see_log(self) -> float:
+        """How long the log of an ended job may take to be seen; what failed has nothing to add."""
+        return 2.0 if self.log and self.state != "COMPLETED" else SECONDS_TO_SEE_RECORDS
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.slurm.messages import find_submit_limit, is_transient
@@ -199,30 +198,10 @@ def send_signal(job_id: str, name: str, environment: Mapping[str, str]) -> None:
     _run(["scancel", f"--signal={name}", job_id], environment)
 
 
-def run_on_nodes(
-    options: Iterable[str],
-    command: Iterable[str],
-    environment: Mapping[str, str],
-    seconds: float,
-    output: IO[str],
-) -> None:
-    """Run a command by srun, without queueing for longer than `seconds`.
-
-    Args:
-        output: a file of this machine, for the command's output as it comes.
-
-    Raises:
-        ClusterUnreachable, StageFailed: it did not run, or failed; has srun's words.
-    """
-    limit = f"--immediate={max(1, int(seconds))}"
-    _run(["srun", limit, "--time=1", *options, *command], environment, seconds + 20, output)
-
-
 def _run(
     command: list[str],
     environment: Mapping[str, str],
     seconds: float = _COMMAND_SECONDS,
-    output: IO[str] | None = None,
 ) -> str:
     name = command[0]
     try:
@@ -230,8 +209,7 @@ def _run(
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=output or subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             errors="replace",
             timeout=seconds,

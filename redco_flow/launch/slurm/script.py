@@ -1,7 +1,8 @@
 """Render the sbatch file of a job: pure, from the profile, the job's resources and its attempt.
 
-Everything that is not the operator's own shell text is quoted. No variable's value is in it: the
-environment goes with sbatch, not with the file.
+Everything that is not the operator's own shell text is quoted. The profile's variables are written
+into the file, for they contain no secrets; those of the user's shell are handed on by sbatch.
+Ranks, the job's last command and doctor's probe run after one prologue, under one srun.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ JOB_LOG = "logs/slurm.log"
 REQUEUE_EXIT_CODE = 75
 REQUEUE_FILE = "requeue.json"
 _MAX_NAME_CHARACTERS = 120
+_NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never ends with it
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Submission:
         directory: where the stage's process starts.
         upstream: ids of jobs that must have completed before it may start.
         after_end: ids of jobs that must have ended before, however they end.
+        variables: exported by the script; no secrets.
     """
 
     attempt: Path
@@ -49,6 +53,7 @@ class Submission:
     grace_seconds: float
     upstream: tuple[str, ...] = ()
     after_end: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def job_name(self) -> str:
@@ -64,7 +69,23 @@ def render(submission: Submission) -> str:
         UsageError: a path holds a control character, which a sbatch file cannot carry; or an
             option of the profile contradicts the job's own.
     """
-    text = "\n".join(_lines(submission)) + "\n"
+    return _checked(
+        submission, [*_start(submission), *_finish(submission), *_ranks(submission), *_end()]
+    )
+
+
+def render_probe(submission: Submission, module: str, arguments: Sequence[str]) -> str:
+    """Return the sbatch file of a job that runs a module in place of its ranks.
+
+    Raises:
+        UsageError: as `render`.
+    """
+    step = _step(submission, _rank_options(submission), module, [shlex.join(arguments)])
+    return _checked(submission, [*_start(submission), step])
+
+
+def _checked(submission: Submission, lines: Sequence[str]) -> str:
+    text = "\n".join(lines) + "\n"
     for character in text:
         if character != "\n" and not character.isprintable():
             raise UsageError(
@@ -74,12 +95,13 @@ def render(submission: Submission) -> str:
     return text
 
 
-def _lines(submission: Submission) -> Iterator[str]:
-    for value in (submission.attempt, submission.directory):
+def _start(submission: Submission) -> Iterator[str]:
+    """The options of sbatch, and the prologue of every command of the job."""
+    for path in (submission.attempt, submission.directory):
         # Slurm's own parser takes backslashes even out of quotes, and expands % in paths.
-        if any(character in str(value) for character in "\n\\%"):
+        if any(character in str(path) for character in "\n\\%"):
             raise UsageError(
-                f"{str(value)!r} cannot be submitted to Slurm: a path there must have no line "
+                f"{str(path)!r} cannot be submitted to Slurm: a path there must have no line "
                 f"break, backslash or percent sign; use another workspace."
             )
     yield "#!/bin/bash"
@@ -87,15 +109,28 @@ def _lines(submission: Submission) -> Iterator[str]:
     for option in _options(submission):
         yield f"#SBATCH {option}"
     yield ""
-    settings = submission.settings
     yield from _own_id(submission)
-    yield from (f"module load {shlex.quote(module)}" for module in settings.modules)
-    yield from settings.setup
+    for name, value in submission.variables.items():
+        yield f"export {name}={_quoted(value)}"
+    yield "export SLURM_EXPORT_ENV=ALL  # srun hands these on, also after sbatch --export=NONE"
+    yield from (f"module load {shlex.quote(name)}" for name in submission.settings.modules)
+    yield from submission.settings.setup
     yield ""
-    yield " \\\n    ".join(_srun(submission))
-    yield ""
-    finish = f"{shlex.join(_python(submission))} {_finish(submission)}"
-    yield f"{finish} --srun-exit-code $?"
+
+
+def _quoted(value: str) -> str:
+    if value.isprintable():
+        return shlex.quote(value)
+    return "$'{}'".format(
+        "".join(
+            one if one.isprintable() and one not in "'\\" else f"\\U{ord(one):08x}" for one in value
+        )
+    )
+
+
+def _end() -> Iterator[str]:
+    """The job's last command, and what its exit code asks for."""
+    yield "finish --srun-exit-code $?"
     yield "code=$?"
     yield "# Slurm takes the job back for a later start; where it may not, the launcher does."
     yield f'if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then'
@@ -103,7 +138,7 @@ def _lines(submission: Submission) -> Iterator[str]:
     yield '        sleep "$seconds"'
     yield '        scontrol requeue "$SLURM_JOB_ID" && sleep 120'
     yield "    done"
-    yield f"    {finish} --for-good"
+    yield "    finish --for-good"
     yield "    code=$?"
     yield "fi"
     yield "# By this Slurm knows whether jobs that depend on this one may start."
@@ -123,14 +158,15 @@ def _options(submission: Submission) -> Iterator[str]:
     yield "--export=ALL"
     yield from _dependency(submission)
     yield from (_option(*pair) for pair in _selection(settings))
-    yield _option("nodes", resources.num_hosts)
-    yield _option("ntasks-per-node", resources.processes_per_host)
+    if not (settings.omit_nodes and resources.num_processes == 1):
+        yield _option("nodes", resources.num_hosts)
+        yield _option("ntasks-per-node", resources.processes_per_host)
     if resources.cpus_per_host is not None:
         yield _option("cpus-per-task", _share(resources))
     if resources.memory_gib is not None:
-        yield _option("mem", f"{math.ceil(resources.memory_gib * 1024)}M")
+        yield _memory_option(settings, resources, resources.memory_gib * 1024)
     if resources.gpus_per_host:
-        yield gpu_option(settings, resources.gpus_per_host)
+        yield _gpu_option(settings, resources)
     if resources.walltime_minutes is not None:
         yield _option("time", resources.walltime_minutes)
     yield _option("signal", f"{WARNING_SIGNAL}@{settings.warning_seconds}")
@@ -187,11 +223,23 @@ def _dependency(submission: Submission) -> Iterator[str]:
     yield "--kill-on-invalid-dep=yes"
 
 
-def gpu_option(settings: Config, gpus_per_host: int) -> str:
-    """Return the option that asks for GPUs, as the site wants it."""
+def _memory_option(settings: Config, resources: JobResources, mebibytes: float) -> str:
+    if settings.memory_option == "mem":
+        return _option("mem", f"{math.ceil(mebibytes)}M")
+    if settings.divides_memory_by_gpus(resources.gpus_per_host):
+        return _option("mem-per-gpu", f"{math.ceil(mebibytes / resources.gpus_per_host)}M")
+    num_cpus = _share(resources) * resources.processes_per_host
+    return _option("mem-per-cpu", f"{math.ceil(mebibytes / num_cpus)}M")
+
+
+def _gpu_option(settings: Config, resources: JobResources) -> str:
+    """The option that requests GPUs, as the site wants it."""
+    count = resources.gpus_per_host
+    if settings.gpu_option == "gpus-per-task":
+        count //= resources.processes_per_host
     kind = f"{settings.gpu_type}:" if settings.gpu_type else ""
     gpu = "gpu:" if settings.gpu_option == "gres" else ""
-    return _option(settings.gpu_option, f"{gpu}{kind}{gpus_per_host}")
+    return _option(settings.gpu_option, f"{gpu}{kind}{count}")
 
 
 def selection_options(settings: Config) -> list[str]:
@@ -210,30 +258,71 @@ def _share(resources: JobResources) -> int:
     return max(1, resources.cpus_per_host // resources.processes_per_host)
 
 
-def _srun(submission: Submission) -> Iterator[str]:
-    """The command that runs one supervisor per rank, in parts that belong on a line each."""
+def _ranks(submission: Submission) -> Iterator[str]:
+    """One supervisor for each rank."""
     settings, resources = submission.settings, submission.resources
-    yield "srun --kill-on-bad-exit=1 --wait=0 --input=none"
-    yield _option("ntasks", resources.num_processes)
-    if resources.cpus_per_host is not None:
-        yield _option("cpus-per-task", _share(resources))  # srun no longer takes it from sbatch
-    yield _option("chdir", submission.directory)
-    yield from settings.srun_options
-    yield shlex.join([*_python(submission), "-m", "redco_flow.launch.rank"])
-    yield _task(submission)
-    yield f"--stall-seconds {submission.stall_seconds:g}"
-    yield f"--grace-seconds {submission.grace_seconds:g}"
-    yield f"--gpus-per-host {resources.gpus_per_host}"
-    yield f"--rendezvous-seconds {settings.rendezvous_seconds}"
+    arguments = [
+        _task(submission),
+        f"--stall-seconds {submission.stall_seconds:g}",
+        f"--grace-seconds {submission.grace_seconds:g}",
+        f"--gpus-per-host {resources.gpus_per_host}",
+        f"--rendezvous-seconds {settings.rendezvous_seconds}",
+    ]
     if resources.walltime_minutes is not None:
-        yield f"--seconds-to-warning {resources.walltime_minutes * 60 - settings.warning_seconds}"
+        seconds = resources.walltime_minutes * 60 - settings.warning_seconds
+        arguments.append(f"--seconds-to-warning {seconds}")
+    yield _step(submission, _rank_options(submission), "redco_flow.launch.rank", arguments)
 
 
-def _finish(submission: Submission) -> str:
-    """The interpreter's arguments that write how the job ended."""
-    num_processes = submission.resources.num_processes
-    module = "-m redco_flow.launch.slurm.job_end"
-    return f"{module} {_task(submission)} --num-processes {num_processes}"
+def _rank_options(submission: Submission) -> list[str]:
+    resources = submission.resources
+    options = ["--kill-on-bad-exit=1 --wait=0", _option("ntasks", resources.num_processes)]
+    if resources.cpus_per_host is not None:  # srun no longer takes it from sbatch
+        options.append(_option("cpus-per-task", _share(resources)))
+    if resources.gpus_per_host and submission.settings.gpu_option == "gpus-per-task":
+        options.append(_gpu_option(submission.settings, resources))  # binds each task to its own
+    return [*options, *submission.settings.srun_options]
+
+
+def _step(
+    submission: Submission, options: Sequence[str], module: str, arguments: Sequence[str]
+) -> str:
+    """The command that runs a module as a step of the job, in parts on a line each."""
+    parts = [
+        "srun --input=none",
+        _option("chdir", submission.directory),
+        *options,
+        shlex.join([*_python(submission), "-m", module]),
+        *arguments,
+    ]
+    return " \\\n    ".join(parts)
+
+
+def _finish(submission: Submission) -> Iterator[str]:
+    """A function that writes how the job ended.
+
+    It is a step like the ranks wherever the interpreter may be only where those run.
+    """
+    settings, module = submission.settings, "redco_flow.launch.slurm.job_end"
+    arguments = [
+        f"{_task(submission)} --num-processes {submission.resources.num_processes}",
+        '"$@"',
+    ]
+    yield "finish() {"
+    if settings.container or settings.srun_options or settings.python:
+        # srun refuses --exclusive with --overlap.
+        options = [one for one in settings.srun_options if not one.startswith("--exclusive")]
+        options.append("--overlap --nodes=1 --ntasks=1 --ntasks-per-node=1")
+        yield "    for seconds in 0 10 30; do  # the controller may be away for a moment"
+        yield '        sleep "$seconds"'
+        step = f"SLURM_EXIT_ERROR={_NO_STEP} {_step(submission, options, module, arguments)}"
+        yield textwrap.indent(step, " " * 8)
+        yield "        code=$?"
+        yield f'        [ "$code" -eq {_NO_STEP} ] || return "$code"'
+        yield "    done"
+    yield f"    {shlex.join([*_python(submission), '-m', module])} {' '.join(arguments)}"
+    yield "}"
+    yield ""
 
 
 def _task(submission: Submission) -> str:

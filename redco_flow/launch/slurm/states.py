@@ -22,7 +22,7 @@ _CAUSES = {
     "PREEMPTED": Cause.PREEMPTED,
     "OUT_OF_MEMORY": Cause.OUT_OF_MEMORY,
 }
-_WAITING = {
+WAITING = {
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
     "RESV_DEL_HOLD",
 }  # fmt: skip
@@ -80,7 +80,7 @@ def live_status(entry: JobEntry, problem: str) -> JobStatus:
     restarts = f", restarted {entry.restarts} times" if entry.restarts else ""
     stale = f" (last known; {problem})" if problem else ""
     source = f"squeue{' of before' if problem else ''}: {entry.state}"
-    if entry.state in _WAITING:
+    if entry.state in WAITING:
         reason = entry.reason or entry.state.lower()
         mend = f"; `scontrol release {entry.job_id}` lets it start again" if is_held(entry) else ""
         if why := why_it_never_starts(entry.reason):

@@ -1,4 +1,4 @@
-"""Check, in seconds and without queueing anything, that a profile can run a pipeline.
+"""Check that a profile can run a pipeline; on a Slurm cluster by a short job on two nodes.
 
 Each check says what it found and, where it fails, how to mend it. JAX is asked in a process of
 its own, as a worker would ask it.
