@@ -280,6 +280,8 @@ def create_flow_run(
     origin = [f"user: {user_name()}", f"host: {os.uname().nodename}"]
     of_run = [f"pipeline: {given['name']}", f"profile: {given['profile']}"]
     all_tags = ["redco-flow", *of_run, *origin, *tags]
+    if sweep := given.get("sweep"):
+        all_tags.append(f"sweep: {sweep}")
     if schedule := os.environ.get(SCHEDULE_VARIABLE):
         all_tags.append(f"schedule: {schedule}")
     # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
