@@ -229,6 +229,16 @@ def test_training_starts_from_the_base_exactly():
     np.testing.assert_array_equal(found, logits(params(), ids))
 
 
+def test_the_first_factor_is_gaussian_with_the_variance_of_one_over_its_inputs():
+    factors = plan().start(params(), jax.random.key(0))["lora"]
+
+    scaled = [
+        np.ravel(found["a"]) * np.sqrt(32 if path == "layers/down" else 16)
+        for path, found in factors.items()
+    ]
+    assert np.std(np.concatenate(scaled)) == pytest.approx(1.0, abs=0.15)
+
+
 def test_all_linear_is_every_kernel_but_tables_and_the_head():
     paths = [target.path for target in plan("all-linear").targets]
 

@@ -29,6 +29,7 @@ def some_logits(shape=(3, 5, 11)):
     labels = rng.integers(0, shape[-1], shape[:-1])
     labels[0, 2:] = -100
     labels[2] = -100
+    labels[2, 0] = -1  # no class, and not the ignored label
     return rng.normal(0, 4, shape).astype(np.float32), labels
 
 
