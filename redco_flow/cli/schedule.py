@@ -31,6 +31,7 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.recurring.deployments import Deployed
+    from redco_flow.spec.document import Document
     from redco_flow.spec.load import ResolvedPipeline
     from redco_flow.spec.schedule import ScheduleSection
 
@@ -161,8 +162,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
     from redco_flow.spec.yaml import parse_file
 
     path = find_file("pipelines", options.file).absolute()
-    block = parse_file(path)[0].get(("schedule",))
-    section = _section(options, block if isinstance(block, dict) else {})
+    section = _section(options, parse_file(path)[0])
     if options.profile == "local" and section.profile:
         options.profile = section.profile
     loaded = Loader(options).load()
@@ -204,23 +204,29 @@ def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
     return section | {"no_run_for": notify.no_run_for, "told_by": notify.address_variables}
 
 
-def _section(options: argparse.Namespace, block: dict[str, Any]) -> ScheduleSection:
-    """The block with the command line's words laid over it, checked."""
+def _section(options: argparse.Namespace, document: Document) -> ScheduleSection:
+    """Return the file's block with the command line's options over it, checked."""
     from pydantic import ValidationError
 
+    from redco_flow.spec.document import COMMAND_LINE
     from redco_flow.spec.schedule import ScheduleSection
 
+    written = document.get(("schedule",))
+    block = written if isinstance(written, dict) else {}
     times = {key: getattr(options, key) for key in ("cron", "every", "rrule")}
     kept = {k: v for k, v in block.items() if not (any(times.values()) and k in times)}
     others = ("name", "timezone", "overlap", "missed", "retries")
     said = times | {key: getattr(options, key) for key in others}
+    given = {key: value for key, value in said.items() if value is not None}
     try:
-        return ScheduleSection(**(kept | {k: v for k, v in said.items() if v is not None}))
+        return ScheduleSection(**(kept | given))
     except ValidationError as error:
-        problems = [
-            Problem("schedule", 0, 0, f"{'.'.join(map(str, one['loc'])) or 'when'}: {one['msg']}")
-            for one in error.errors()
-        ]
+        problems = []
+        for one in error.errors():  # one without a key is about when it fires
+            key = str((*one["loc"], *(key for key in times if key in kept | given), "")[0])
+            place = COMMAND_LINE if key in given else document.origin(("schedule", key))
+            name = f"schedule.{key}" if key else "schedule"
+            problems.append(place.problem(f"'{name}': {one['msg']}"))
         raise ConfigError(problems) from None
 
 

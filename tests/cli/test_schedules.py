@@ -7,7 +7,7 @@ import signal
 import sqlite3
 import time
 from contextlib import closing, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -135,6 +135,9 @@ def test_mistakes_are_told_before_anything_is_made(served):
     said = served("plan", "wrong.yaml", code=2)
     assert "wrong.yaml:2" in said
     assert "has 4 fields" in said
+    said = served("schedule", "add", "wrong.yaml", code=2)
+    assert "wrong.yaml:2" in said
+    assert "'schedule.cron'" in said
     assert not directory_of(served).path.exists()
 
 
@@ -147,6 +150,23 @@ def test_a_firing_that_is_retried_is_left_to_the_process_that_starts(settled, mo
     assert settled("Crashed", state="failed").is_failed()
     monkeypatch.setattr(serving, "_SECONDS_TO_CANCEL", 0)
     assert settled("Cancelling").is_cancelled()
+
+
+def test_a_schedule_that_is_edited_to_fire_too_often_is_switched_off(served):
+    from prefect.client.schemas.schedules import IntervalSchedule
+
+    served("schedule", "add", "weekly.yaml")
+    log = []
+    with client_of(connect()) as client:
+        found = find_deployment("weekly", client)
+        often = IntervalSchedule(interval=timedelta(seconds=15))
+        client.update_deployment_schedule(found.id, found.schedules[0].id, schedule=often)
+
+        serving.settle(client, log.append)
+
+        [schedule] = find_deployment("weekly", client).schedules
+    assert not schedule.active
+    assert [line for line in log if "'weekly' is switched off" in line and "'15s'" in line]
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
+
+from pydantic import ValidationError
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
@@ -39,7 +41,7 @@ from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silen
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import DATE_VARIABLE
 from redco_flow.spec.recurrence import checked_rule, next_dates
-from redco_flow.spec.schedule import interval_of, interval_text
+from redco_flow.spec.schedule import ScheduleSection, interval_of, interval_text
 from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -184,6 +186,25 @@ def describe(found: DeploymentResponse, api: PrefectApi) -> Deployed:
     page = f"{ui_url(api.url)}/deployments/deployment/{found.id}"
     is_paused = found.paused or not active
     return Deployed(page, is_paused, [] if is_paused else dates, said, dict(found.parameters))
+
+
+def switch_off_refused(found: DeploymentResponse, client: SyncPrefectClient) -> list[str]:
+    """Switch off the schedules that `schedule add` would refuse; return why, one line for each."""
+    problems = []
+    for one in found.schedules:
+        if one.active and (problem := _problem_of(*_words(one.schedule))):
+            client.update_deployment_schedule(found.id, one.id, active=False)
+            problems.append(f"schedule '{found.name}' is switched off: {problem}")
+    return problems
+
+
+@lru_cache
+def _problem_of(key: str, rule: str, timezone: str) -> str:
+    try:
+        ScheduleSection(**{key: rule, "timezone": timezone})
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"])
+    return ""
 
 
 def fire_flow_run(
@@ -344,10 +365,14 @@ async def _dates_of(schedule: Any) -> list[datetime]:
     return dates
 
 
+def _words(schedule: Any) -> tuple[str, str, str]:
+    """Return the key of a schedule on the server, its rule, and its timezone."""
+    for key in ("cron", "rrule"):
+        if (rule := getattr(schedule, key, None)) is not None:
+            return key, rule, schedule.timezone or "UTC"
+    return "every", interval_text(schedule.interval), schedule.timezone or "UTC"
+
+
 def _said(schedule: Any) -> str:
-    """A schedule as it stands on the server, for people."""
-    if (cron := getattr(schedule, "cron", None)) is not None:
-        return f"{cron} {schedule.timezone or 'UTC'}"
-    if (rrule := getattr(schedule, "rrule", None)) is not None:
-        return f"{' '.join(rrule.split())} {schedule.timezone or 'UTC'}"
-    return f"every {interval_text(schedule.interval)}"
+    key, rule, timezone = _words(schedule)
+    return f"every {rule}" if key == "every" else f"{' '.join(rule.split())} {timezone}"

@@ -32,6 +32,7 @@ from redco_flow.orchestrate.recurring.deployments import (
     deployments,
     find_deployment,
     make_pool,
+    switch_off_refused,
 )
 from redco_flow.orchestrate.recurring.firing import SECONDS_LATE, leave, note_end_of
 from redco_flow.orchestrate.recurring.serving_record import (
@@ -172,7 +173,11 @@ def settle(client: SyncPrefectClient, log: Log) -> None:
         directory = ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
         if not (directory.path / "schedule.json").exists():
             continue  # of another machine, or its workspace was deleted
-        fires = not deployment.paused and any(one.active for one in deployment.schedules)
+        problems = switch_off_refused(deployment, client)
+        for problem in problems:
+            log(f"warning: {problem}")
+        num_active = sum(bool(one.active) for one in deployment.schedules) - len(problems)
+        fires = not deployment.paused and num_active > 0
         watch_only_while(directory.name, client, fires=fires)
         flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
         for flow_run in flow_runs.values():
