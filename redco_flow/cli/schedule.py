@@ -41,7 +41,7 @@ Description=redco-flow: fires the schedules of {user}
 After=network-online.target
 
 [Service]
-ExecStart="{python}" -P -m redco_flow.cli.main serve
+ExecStart="{python}" -P -m redco_flow.cli.main serve --limit {limit}
 Restart=always
 RestartSec=10
 KillMode=process
@@ -89,6 +89,9 @@ def register(verbs: Verbs) -> None:
     serve = verbs.add("serve", _serve)
     serve.add_argument("--detach", action="store_true", help="run in the background")
     serve.add_argument("--stop", action="store_true", help="stop serving; running runs continue")
+    serve.add_argument(
+        "--limit", type=int, metavar="N", help="firings at once; later ones wait (default: 10)"
+    )
     serve.add_argument("--install", action="store_true", help="start serving at boot")
 
 
@@ -459,32 +462,37 @@ def _say_if_nothing_serves() -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.recurring.deployments import MAX_FIRINGS
     from redco_flow.orchestrate.recurring.serving import serve, start_detached, stop_serving
 
     if options.stop:
         print("stopped" if stop_serving() else "nothing served")
         return 0
+    limit = MAX_FIRINGS if options.limit is None else options.limit
+    if limit < 1:
+        raise UsageError(f"--limit is {limit}; at least one firing must be able to run.")
     if options.install:
-        return _install()
+        return _install(limit)
     if options.detach:
-        print(f"schedules are served by {start_detached()}")
+        print(f"schedules are served by {start_detached(limit)}")
         return 0
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(lambda line: print(utc_now(), line, flush=True), stop)
+    serve(lambda line: print(utc_now(), line, flush=True), stop, limit)
     return 0
 
 
-def _install() -> int:
+def _install(limit: int) -> int:
     if shutil.which("systemctl") is None:
-        print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach")
+        print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach --limit {limit}")
         sys.stderr.write("there is no systemd here: `crontab -e` takes the line above\n")
         return 0
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = home / "systemd" / "user" / "redco-flow.service"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_UNIT.format(python=sys.executable, user=os.environ.get("USER", "this user")))
+    user = os.environ.get("USER", "this user")
+    path.write_text(_UNIT.format(python=sys.executable, user=user, limit=limit))
     print(path)
     sys.stderr.write(
         "systemctl --user enable --now redco-flow     serves from now on\n"

@@ -1,5 +1,6 @@
 """Schedules as a person makes them, fired by Prefect's worker; and all of it killed at random."""
 
+import getpass
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import sqlite3
 import time
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -150,6 +152,30 @@ def test_a_firing_that_is_retried_is_left_to_the_process_that_starts(settled, mo
     assert settled("Crashed", state="failed").is_failed()
     monkeypatch.setattr(serving, "_SECONDS_TO_CANCEL", 0)
     assert settled("Cancelling").is_cancelled()
+
+
+def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served):
+    """In a work pool of this user alone, so that no other user's worker starts them."""
+    names = ("first", "second", "third")
+    for name in names:
+        served("schedule", "add", "weekly.yaml", "--name", name)
+    for name in names:
+        served("schedule", "run", name)
+
+    served("serve", "--detach", "--limit", "1")
+    workspace = Workspace(served.folder / "redco-workspace")
+    directories = [ScheduleDirectory.of(workspace, name) for name in names]
+
+    def ended():
+        firings = [one for directory in directories for one in directory.firings()]
+        return firings if len([one for one in firings if one.has_ended]) == 3 else None
+
+    firings = sorted(wait_for(ended, seconds=300), key=lambda one: one.began)
+    assert all(one.ended <= other.began for one, other in pairwise(firings))
+    with client_of(connect()) as client:
+        pool = client.read_work_pool(find_deployment("first", client).work_pool_name)
+    assert pool.name == f"redco-flow-{getpass.getuser()}"
+    assert pool.concurrency_limit == 1
 
 
 def test_a_schedule_that_is_edited_to_fire_too_often_is_switched_off(served):

@@ -43,15 +43,18 @@ from redco_flow.spec.interpolation import DATE_VARIABLE
 from redco_flow.spec.recurrence import checked_rule, next_dates
 from redco_flow.spec.schedule import ScheduleSection, interval_of, interval_text
 from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
-from redco_flow.tracking.workspace import Workspace
+from redco_flow.tracking.workspace import Workspace, user_name
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas import FlowRun
     from prefect.client.schemas.responses import DeploymentResponse
 
-POOL = "redco-flow"
-TAG = "redco-flow-schedule"
+POOL = f"redco-flow-{user_name()}"  # no worker of another user starts our processes
+_FORMER_POOL = "redco-flow"
+MAX_FIRINGS = 10
+"""Firings that have a process at once, each of about 110 MiB, if `serve --limit` is not given."""
+_TAG = "redco-flow-schedule"
 _SLUG = "redco-flow"
 
 
@@ -128,7 +131,7 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
         parameter_openapi_schema=_parameter_schema(flow_file),
         enforce_parameter_schema=True,
         description=f"`{Path(schedule.pipeline).name}` again and again, {schedule.when}.",
-        tags=[TAG],
+        tags=[_TAG],
         work_pool_name=POOL,
         entrypoint=f"{flow_file}:recurring",
         pull_steps=[
@@ -170,12 +173,19 @@ def delete_noted(client: SyncPrefectClient) -> None:
 
 
 def deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """Return all schedules' deployments, of every workspace."""
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+    """Return the deployments of this user's schedules, of every workspace."""
+    from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 
-    return client.read_deployments(
-        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    )
+    ours = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+    return client.read_deployments(work_pool_filter=ours)
+
+
+def move_to_pool(found: DeploymentResponse, client: SyncPrefectClient) -> None:
+    """Move a deployment of an earlier release to this user's pool."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    if found.work_pool_name == _FORMER_POOL:
+        client.update_deployment(found.id, DeploymentUpdate(work_pool_name=POOL))
 
 
 def describe(found: DeploymentResponse, api: PrefectApi) -> Deployed:
@@ -201,7 +211,7 @@ def switch_off_refused(found: DeploymentResponse, client: SyncPrefectClient) -> 
 @lru_cache
 def _problem_of(key: str, rule: str, timezone: str) -> str:
     try:
-        ScheduleSection(**{key: rule, "timezone": timezone})
+        ScheduleSection.from_json({key: rule, "timezone": timezone})
     except ValidationError as error:
         return str(error.errors()[0]["msg"])
     return ""
@@ -298,18 +308,30 @@ def _is_cancelled(flow_run_id: UUID) -> bool:
     return bool(state and (state.is_cancelling() or state.is_cancelled()))
 
 
-def make_pool(client: SyncPrefectClient) -> None:
-    """Make the pool that schedules' flow runs wait in, where the server has none."""
-    from prefect.client.schemas.actions import WorkPoolCreate
+def make_pool(client: SyncPrefectClient, limit: int | None = None) -> None:
+    """Create the work pool of this user's firings, or set its limit.
+
+    Args:
+        limit: firings that have a process at once; None: as it is, or `MAX_FIRINGS`.
+    """
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectNotFound
     from prefect.workers.process import ProcessWorker
 
     try:
-        client.read_work_pool(POOL)
+        found = client.read_work_pool(POOL)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+        pool = WorkPoolCreate(
+            name=POOL,
+            type="process",
+            base_job_template=template,
+            concurrency_limit=limit or MAX_FIRINGS,
+        )
         client.create_work_pool(pool, overwrite=True)
+    else:
+        if limit is not None and found.concurrency_limit != limit:
+            client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=limit))
 
 
 def _parameter_schema(path: Path) -> dict[str, Any]:
