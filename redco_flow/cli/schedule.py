@@ -132,8 +132,12 @@ def _add(options: argparse.Namespace) -> int:
         describe,
         find_deployment,
     )
-    from redco_flow.orchestrate.recurring.serving_record import note_workspace
+    from redco_flow.orchestrate.recurring.serving_record import (
+        note_workspace,
+        refuse_if_served_elsewhere,
+    )
 
+    refuse_if_served_elsewhere()
     if options.from_stage or options.until_stage or options.force:
         raise UsageError("a schedule runs whole pipelines: leave --from, --until and --force out.")
     schedule, workspace = _wanted(options)
@@ -368,7 +372,9 @@ def _run(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
     from redco_flow.orchestrate.prefect.server import prefect_directory
+    from redco_flow.orchestrate.recurring.serving_record import refuse_if_served_elsewhere
 
+    refuse_if_served_elsewhere()
     directory = get_schedule(_workspace(options), options.name)
     running = [one.run for one in directory.firings() if one.is_held]
     if running:
@@ -422,7 +428,9 @@ def _delete_noted() -> None:
 def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
     """Do something with a schedule's deployment, which is made where the server lacks it."""
     from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
+    from redco_flow.orchestrate.recurring.serving_record import refuse_if_served_elsewhere
 
+    refuse_if_served_elsewhere()
     with client_of(connect()) as client:
         found = find_deployment(name, client)
         if found is None:

@@ -135,7 +135,7 @@ stages:
 def test_queued_firings_run_in_the_order_in_which_they_were_due_whatever_their_clocks_say(
     clock, tmp_path
 ):
-    """Fault 51: processes two hours apart wait for one another by when they were due."""
+    """Faults 51 and 61: processes two hours apart wait for one another by when they were due."""
     (tmp_path / "weekly.yaml").write_text(WEEKLY)
     (tmp_path / "week.json").write_text(json.dumps({"skill": 100, "is_slow": True}))
     folder = ScheduleDirectory.of(Workspace(tmp_path / "redco-workspace"), "weekly")

@@ -105,7 +105,7 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
 
 
 def test_a_schedule_is_deleted_while_its_rule_keeps_the_server_from_answering(served):
-    """An earlier release deployed rules whose dates never come."""
+    """Fault 61: an earlier release deployed rules whose dates never come."""
     served("schedule", "add", "weekly.yaml")
     # What serves may come between the note and the deletion, and would restore the deployment.
     note_deleted(own_server_folder(), "weekly", str(directory_of(served).path.parents[1]))
@@ -155,7 +155,7 @@ def test_a_firing_that_is_retried_is_left_to_the_process_that_starts(settled, mo
 
 
 def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served):
-    """In a work pool of this user alone, so that no other user's worker starts them."""
+    """Fault 61: in a work pool of this user alone, so that no other user's worker starts them."""
     names = ("first", "second", "third")
     for name in names:
         served("schedule", "add", "weekly.yaml", "--name", name)

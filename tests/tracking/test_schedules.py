@@ -5,6 +5,7 @@ from redco_flow.tracking.schedules import MAX_KEPT, Firing, FiringState, Schedul
 
 
 def test_old_firings_are_deleted_except_the_last_good_one_and_the_open_ones(tmp_path):
+    """Fault 61."""
     directory = ScheduleDirectory(tmp_path / "weekly")
     number = iter(range(10_000))
 

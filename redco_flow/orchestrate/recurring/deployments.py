@@ -35,7 +35,12 @@ from redco_flow.orchestrate.prefect.report import (
     prepare_environment,
     watch_for_cancelling,
 )
-from redco_flow.orchestrate.prefect.server import api_at, ensure_server, prefect_directory
+from redco_flow.orchestrate.prefect.server import (
+    PrefectServerError,
+    api_at,
+    ensure_server,
+    prefect_directory,
+)
 from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
 from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
 from redco_flow.spec.find import find_file
@@ -90,14 +95,30 @@ def connect() -> PrefectApi:
 
 @contextlib.contextmanager
 def client_of(api: PrefectApi) -> Iterator[SyncPrefectClient]:
-    """Yield a client of an API that `connect` returned."""
+    """Yield a client of an API that `connect` returned.
+
+    Raises:
+        PrefectServerError: the API answers an error, or nothing.
+    """
+    from httpx import HTTPError, HTTPStatusError
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     # Prefect has read its settings when it was imported, and our server may have moved since.
     own = {PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth} if api.is_ours else {}
-    with temporary_settings(own), get_client(sync_client=True) as client:
-        yield client
+    try:
+        with temporary_settings(own), get_client(sync_client=True) as client:
+            yield client
+    except HTTPStatusError as error:
+        code, path = error.response.status_code, error.request.url.path
+        remedy = "its log may say why"
+        if code in (401, 403):
+            remedy = "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY of Prefect Cloud"
+        problem = f"the Prefect API at {api.url} answers {code} to {path}; {remedy}."
+        raise PrefectServerError(problem) from error
+    except HTTPError as error:
+        problem = f"the Prefect API at {api.url} does not answer: {error or type(error).__name__}"
+        raise PrefectServerError(problem) from error
 
 
 def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) -> UUID:

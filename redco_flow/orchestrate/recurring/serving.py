@@ -40,6 +40,7 @@ from redco_flow.orchestrate.recurring.firing import SECONDS_LATE, leave, note_en
 from redco_flow.orchestrate.recurring.serving_record import (
     Serving,
     known_workspaces,
+    lock_path,
     note_serving,
 )
 from redco_flow.orchestrate.recurring.silence import watch_only_while
@@ -140,10 +141,16 @@ def start_detached(limit: int = MAX_FIRINGS) -> ProcessIdentity:
 
 
 def stop_serving() -> bool:
-    """End the process that serves; return whether there was one. Firings that run are left."""
+    """End the process that serves; return whether there was one. Firings that run are left.
+
+    Raises:
+        UsageError: it is a process of another host.
+    """
     serving = Serving.find()
     if serving is None:
         return False
+    if serving.is_elsewhere:
+        raise UsageError(f"schedules are served by {serving.process}: end it on that host.")
     os.kill(serving.process.pid, signal.SIGTERM)
     deadline = time.monotonic() + 2 * _SECONDS_TO_END
     while serving.process.is_alive() and time.monotonic() < deadline:
@@ -377,10 +384,11 @@ def _only_one() -> Iterator[None]:
     Raises:
         UsageError: another one does.
     """
-    path = prefect_directory() / "serve.lock"
-    lock = LockRequest(path).try_once()
+    lock = LockRequest(lock_path()).try_once()
     if lock is None:
-        raise UsageError("schedules are served already, by another process.")
+        serving = Serving.find()
+        who = serving.process if serving is not None else "another process"
+        raise UsageError(f"schedules are served already, by {who}.")
     try:
         yield
     finally:
