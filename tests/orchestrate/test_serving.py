@@ -1,5 +1,6 @@
 """What serves schedules: one process for all hosts of a home, and a server that answers errors."""
 
+import getpass
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from redco_flow.orchestrate.prefect.report import refuse_retries
+from redco_flow.orchestrate.recurring.deployments import client_of, connect
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from tests.cli.conftest import Command, wait_for
 
@@ -52,6 +55,24 @@ def test_one_process_serves_for_all_hosts_of_a_home(tmp_path, other_host):
 
     assert [f"process {other_host.pid} on other" in said for said in refusals] == [True] * 4
     assert Serving.find() is None
+
+
+def test_a_run_that_is_retried_on_its_page_ends_again_and_names_the_command(prefect_server):
+    """Fault 63."""
+    with client_of(connect()) as client:
+        from prefect import flow
+        from prefect.states import AwaitingRetry, Failed
+
+        tags = ["redco-flow", f"user: {getpass.getuser()}"]
+        run = client.create_flow_run(flow(print), name="dates-abcdef", tags=tags)
+        client.set_flow_run_state(run.id, Failed(message="stage fit failed"), force=True)
+        client.set_flow_run_state(run.id, AwaitingRetry(), force=True)
+
+        refuse_retries(client)
+
+        state = client.read_flow_run(run.id).state
+    assert state.is_failed()
+    assert "redco-flow retry dates-abcdef" in state.message
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.processes import die_with_parent
+from redco_flow.orchestrate.prefect.report import refuse_retries
 from redco_flow.orchestrate.prefect.server import prefect_directory
 from redco_flow.orchestrate.recurring.deployments import (
     MAX_FIRINGS,
@@ -163,6 +164,7 @@ def _attend(worker: _Worker | None, log: Log, limit: int) -> _Worker:
     api = connect()
     with client_of(api) as client:
         delete_noted(client)
+        refuse_retries(client)
         make_pool(client, limit)
         for root in known_workspaces():
             for name in restore(Workspace(Path(root)), client, log):
