@@ -198,7 +198,10 @@ def deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
     from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 
     ours = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
-    return client.read_deployments(work_pool_filter=ours)
+    found: list[DeploymentResponse] = []
+    while page := client.read_deployments(work_pool_filter=ours, offset=len(found)):
+        found += page
+    return found
 
 
 def move_to_pool(found: DeploymentResponse, client: SyncPrefectClient) -> None:
