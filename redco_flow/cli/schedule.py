@@ -14,11 +14,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.bounded import within
 from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_path
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, moment
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.local_paths import is_file
+from redco_flow.orchestrate.prefect.api import is_healthy
+from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
+from redco_flow.orchestrate.prefect.server import prefect_directory, server_status
+from redco_flow.orchestrate.recurring.serving_record import (
+    Serving,
+    note_workspace,
+    refuse_if_served_elsewhere,
+)
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import (
     Firing,
@@ -125,31 +134,21 @@ def _help(options: argparse.Namespace) -> int:
 
 
 def _add(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.recurring.deployments import (
-        client_of,
-        connect,
-        deploy,
-        describe,
-        find_deployment,
-    )
-    from redco_flow.orchestrate.recurring.serving_record import (
-        note_workspace,
-        refuse_if_served_elsewhere,
-    )
+    from redco_flow.orchestrate.recurring import deployments as prefect
 
     refuse_if_served_elsewhere()
     if options.from_stage or options.until_stage or options.force:
         raise UsageError("a schedule runs whole pipelines: leave --from, --until and --force out.")
     schedule, workspace = _wanted(options)
     directory = ScheduleDirectory.of(workspace, schedule.name)
-    api = connect()
-    with client_of(api) as client:
-        deploy(schedule, workspace, client)
+    api = prefect.connect()
+    with prefect.client_of(api) as client:
+        prefect.deploy(schedule, workspace, client)
         directory.write(schedule)
         note_workspace(workspace)
-        found = find_deployment(schedule.name, client)
+        found = prefect.find_deployment(schedule.name, client)
         assert found is not None
-        deployed = describe(found, api)
+        deployed = prefect.describe(found, api)
     if options.json:
         print(json.dumps(_record(schedule, deployed)))
         return 0
@@ -370,10 +369,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
-    from redco_flow.orchestrate.prefect.server import prefect_directory
-    from redco_flow.orchestrate.recurring.serving_record import refuse_if_served_elsewhere
-
     refuse_if_served_elsewhere()
     directory = get_schedule(_workspace(options), options.name)
     running = [one.run for one in directory.firings() if one.is_held]
@@ -401,10 +396,6 @@ def _history(options: argparse.Namespace) -> int:
 
 def _delete_deployment(name: str) -> None:
     """Delete a schedule's deployment, as far as the server answers; else that stays noted."""
-    from redco_flow.bounded import within
-    from redco_flow.orchestrate.prefect.api import is_healthy
-    from redco_flow.orchestrate.prefect.server import server_status
-
     url = server_status().url
     try:
         if url is None or not is_healthy(url, timeout_seconds=_SECONDS_TO_ANSWER):
@@ -427,12 +418,11 @@ def _delete_noted() -> None:
 
 def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
     """Do something with a schedule's deployment, which is made where the server lacks it."""
-    from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
-    from redco_flow.orchestrate.recurring.serving_record import refuse_if_served_elsewhere
+    from redco_flow.orchestrate.recurring import deployments as prefect
 
     refuse_if_served_elsewhere()
-    with client_of(connect()) as client:
-        found = find_deployment(name, client)
+    with prefect.client_of(prefect.connect()) as client:
+        found = prefect.find_deployment(name, client)
         if found is None:
             raise UsageError(
                 f"the Prefect server has no deployment of '{name}': `redco-flow schedule add` the "
@@ -443,28 +433,18 @@ def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
 
 def _deployed(names: list[str]) -> dict[str, Deployed]:
     """Return the deployments of schedules; empty if no server answers."""
-    from redco_flow.orchestrate.prefect.server import server_status
-    from redco_flow.orchestrate.recurring.deployments import (
-        client_of,
-        connect,
-        describe,
-        find_deployment,
-    )
+    from redco_flow.orchestrate.recurring import deployments as prefect
 
     if not server_status().healthy:
-        sys.stderr.write(
-            "note: the Prefect server does not run; what is shown is what was asked for\n"
-        )
+        sys.stderr.write("note: the Prefect server does not run; the records here are shown\n")
         return {}
-    api = connect()
-    with client_of(api) as client:
-        found = {name: find_deployment(name, client) for name in names}
-    return {name: describe(one, api) for name, one in found.items() if one is not None}
+    api = prefect.connect()
+    with prefect.client_of(api) as client:
+        found = {name: prefect.find_deployment(name, client) for name in names}
+    return {name: prefect.describe(one, api) for name, one in found.items() if one is not None}
 
 
 def _say_if_nothing_serves() -> None:
-    from redco_flow.orchestrate.recurring.serving_record import Serving
-
     if Serving.find() is None:
         sys.stderr.write("note: nothing serves: `redco-flow serve --detach` fires schedules\n")
 
