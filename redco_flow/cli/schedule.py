@@ -14,11 +14,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.bounded import within
 from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_path
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, moment
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.local_paths import is_file
+from redco_flow.orchestrate.prefect.api import is_healthy
+from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
+from redco_flow.orchestrate.prefect.server import prefect_directory, server_status
+from redco_flow.orchestrate.recurring.serving_record import (
+    Serving,
+    note_workspace,
+    refuse_if_served_elsewhere,
+)
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import (
     Firing,
@@ -31,6 +40,7 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.recurring.deployments import Deployed
+    from redco_flow.spec.document import Document
     from redco_flow.spec.load import ResolvedPipeline
     from redco_flow.spec.schedule import ScheduleSection
 
@@ -40,7 +50,7 @@ Description=redco-flow: fires the schedules of {user}
 After=network-online.target
 
 [Service]
-ExecStart="{python}" -P -m redco_flow.cli.main serve
+ExecStart="{python}" -P -m redco_flow.cli.main serve --limit {limit}
 Restart=always
 RestartSec=10
 KillMode=process
@@ -88,6 +98,9 @@ def register(verbs: Verbs) -> None:
     serve = verbs.add("serve", _serve)
     serve.add_argument("--detach", action="store_true", help="run in the background")
     serve.add_argument("--stop", action="store_true", help="stop serving; running runs continue")
+    serve.add_argument(
+        "--limit", type=int, metavar="N", help="firings at once; later ones wait (default: 10)"
+    )
     serve.add_argument("--install", action="store_true", help="start serving at boot")
 
 
@@ -121,27 +134,21 @@ def _help(options: argparse.Namespace) -> int:
 
 
 def _add(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.recurring.deployments import (
-        client_of,
-        connect,
-        deploy,
-        describe,
-        find_deployment,
-    )
-    from redco_flow.orchestrate.recurring.serving_record import note_workspace
+    from redco_flow.orchestrate.recurring import deployments as prefect
 
+    refuse_if_served_elsewhere()
     if options.from_stage or options.until_stage or options.force:
         raise UsageError("a schedule runs whole pipelines: leave --from, --until and --force out.")
     schedule, workspace = _wanted(options)
     directory = ScheduleDirectory.of(workspace, schedule.name)
-    api = connect()
-    with client_of(api) as client:
-        deploy(schedule, workspace, client)
+    api = prefect.connect()
+    with prefect.client_of(api) as client:
+        prefect.deploy(schedule, workspace, client)
         directory.write(schedule)
         note_workspace(workspace)
-        found = find_deployment(schedule.name, client)
+        found = prefect.find_deployment(schedule.name, client)
         assert found is not None
-        deployed = describe(found, api)
+        deployed = prefect.describe(found, api)
     if options.json:
         print(json.dumps(_record(schedule, deployed)))
         return 0
@@ -161,8 +168,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
     from redco_flow.spec.yaml import parse_file
 
     path = find_file("pipelines", options.file).absolute()
-    block = parse_file(path)[0].get(("schedule",))
-    section = _section(options, block if isinstance(block, dict) else {})
+    section = _section(options, parse_file(path)[0])
     if options.profile == "local" and section.profile:
         options.profile = section.profile
     loaded = Loader(options).load()
@@ -204,23 +210,29 @@ def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
     return section | {"no_run_for": notify.no_run_for, "told_by": notify.address_variables}
 
 
-def _section(options: argparse.Namespace, block: dict[str, Any]) -> ScheduleSection:
-    """The block with the command line's words laid over it, checked."""
+def _section(options: argparse.Namespace, document: Document) -> ScheduleSection:
+    """Return the file's block with the command line's options over it, checked."""
     from pydantic import ValidationError
 
+    from redco_flow.spec.document import COMMAND_LINE
     from redco_flow.spec.schedule import ScheduleSection
 
+    written = document.get(("schedule",))
+    block = written if isinstance(written, dict) else {}
     times = {key: getattr(options, key) for key in ("cron", "every", "rrule")}
     kept = {k: v for k, v in block.items() if not (any(times.values()) and k in times)}
     others = ("name", "timezone", "overlap", "missed", "retries")
     said = times | {key: getattr(options, key) for key in others}
+    given = {key: value for key, value in said.items() if value is not None}
     try:
-        return ScheduleSection(**(kept | {k: v for k, v in said.items() if v is not None}))
+        return ScheduleSection(**(kept | given))
     except ValidationError as error:
-        problems = [
-            Problem("schedule", 0, 0, f"{'.'.join(map(str, one['loc'])) or 'when'}: {one['msg']}")
-            for one in error.errors()
-        ]
+        problems = []
+        for one in error.errors():  # one without a key is about when it fires
+            key = str((*one["loc"], *(key for key in times if key in kept | given), "")[0])
+            place = COMMAND_LINE if key in given else document.origin(("schedule", key))
+            name = f"schedule.{key}" if key else "schedule"
+            problems.append(place.problem(f"'{name}': {one['msg']}"))
         raise ConfigError(problems) from None
 
 
@@ -357,9 +369,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
-    from redco_flow.orchestrate.prefect.server import prefect_directory
-
+    refuse_if_served_elsewhere()
     directory = get_schedule(_workspace(options), options.name)
     running = [one.run for one in directory.firings() if one.is_held]
     if running:
@@ -386,10 +396,6 @@ def _history(options: argparse.Namespace) -> int:
 
 def _delete_deployment(name: str) -> None:
     """Delete a schedule's deployment, as far as the server answers; else that stays noted."""
-    from redco_flow.bounded import within
-    from redco_flow.orchestrate.prefect.api import is_healthy
-    from redco_flow.orchestrate.prefect.server import server_status
-
     url = server_status().url
     try:
         if url is None or not is_healthy(url, timeout_seconds=_SECONDS_TO_ANSWER):
@@ -412,10 +418,11 @@ def _delete_noted() -> None:
 
 def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
     """Do something with a schedule's deployment, which is made where the server lacks it."""
-    from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
+    from redco_flow.orchestrate.recurring import deployments as prefect
 
-    with client_of(connect()) as client:
-        found = find_deployment(name, client)
+    refuse_if_served_elsewhere()
+    with prefect.client_of(prefect.connect()) as client:
+        found = prefect.find_deployment(name, client)
         if found is None:
             raise UsageError(
                 f"the Prefect server has no deployment of '{name}': `redco-flow schedule add` the "
@@ -426,59 +433,54 @@ def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
 
 def _deployed(names: list[str]) -> dict[str, Deployed]:
     """Return the deployments of schedules; empty if no server answers."""
-    from redco_flow.orchestrate.prefect.server import server_status
-    from redco_flow.orchestrate.recurring.deployments import (
-        client_of,
-        connect,
-        describe,
-        find_deployment,
-    )
+    from redco_flow.orchestrate.recurring import deployments as prefect
 
     if not server_status().healthy:
-        sys.stderr.write(
-            "note: the Prefect server does not run; what is shown is what was asked for\n"
-        )
+        sys.stderr.write("note: the Prefect server does not run; the records here are shown\n")
         return {}
-    api = connect()
-    with client_of(api) as client:
-        found = {name: find_deployment(name, client) for name in names}
-    return {name: describe(one, api) for name, one in found.items() if one is not None}
+    api = prefect.connect()
+    with prefect.client_of(api) as client:
+        found = {name: prefect.find_deployment(name, client) for name in names}
+    return {name: prefect.describe(one, api) for name, one in found.items() if one is not None}
 
 
 def _say_if_nothing_serves() -> None:
-    from redco_flow.orchestrate.recurring.serving_record import Serving
-
     if Serving.find() is None:
         sys.stderr.write("note: nothing serves: `redco-flow serve --detach` fires schedules\n")
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.recurring.deployments import MAX_FIRINGS
     from redco_flow.orchestrate.recurring.serving import serve, start_detached, stop_serving
 
     if options.stop:
         print("stopped" if stop_serving() else "nothing served")
         return 0
+    limit = MAX_FIRINGS if options.limit is None else options.limit
+    if limit < 1:
+        raise UsageError(f"--limit is {limit}; at least one firing must be able to run.")
     if options.install:
-        return _install()
+        return _install(limit)
     if options.detach:
-        print(f"schedules are served by {start_detached()}")
+        print(f"schedules are served by {start_detached(limit)}")
         return 0
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(lambda line: print(utc_now(), line, flush=True), stop)
+    serve(lambda line: print(utc_now(), line, flush=True), stop, limit)
     return 0
 
 
-def _install() -> int:
+def _install(limit: int) -> int:
     if shutil.which("systemctl") is None:
-        print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach")
+        print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach --limit {limit}")
         sys.stderr.write("there is no systemd here: `crontab -e` takes the line above\n")
         return 0
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = home / "systemd" / "user" / "redco-flow.service"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_UNIT.format(python=sys.executable, user=os.environ.get("USER", "this user")))
+    user = os.environ.get("USER", "this user")
+    path.write_text(_UNIT.format(python=sys.executable, user=user, limit=limit))
     print(path)
     sys.stderr.write(
         "systemctl --user enable --now redco-flow     serves from now on\n"

@@ -14,9 +14,10 @@ from typing import Any
 
 from redco_flow import bounded
 
-LEAST_SECONDS_APART = 30
+LEAST_SECONDS_APART = 60
 _SECONDS_TO_LIST = 2.0
-_NUM_DATES = 3
+# Prefect's server lists as many, and stops after three beyond that time.
+_NUM_DATES, _MOST_DATES, _DAYS_AHEAD = 3, 100, 100
 _MOST_CHARACTERS = 6500  # of a rule, for Prefect
 _MOST_SHOWN = 100
 _ZERO_INTERVAL = re.compile(r"INTERVAL=[+-]?0+(?![0-9])", re.IGNORECASE)
@@ -83,7 +84,11 @@ def check_here(
         localized = _localized(rule, zone)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"is not a recurrence rule (RFC 5545): {error}") from error
-    dates = list(localized.xafter(now, count=_NUM_DATES))
+    dates: list[datetime] = []
+    for date in localized.xafter(now, count=_MOST_DATES):
+        dates.append(date)
+        if len(dates) >= _NUM_DATES and date - now > timedelta(days=_DAYS_AHEAD):
+            break
     if not dates:
         raise ValueError("has no date after now")
     for first, second in pairwise(dates):
@@ -92,7 +97,7 @@ def check_here(
                 f"has dates that are less than {least_seconds} s apart: "
                 f"{first:%Y-%m-%d %H:%M:%S} and {second:%H:%M:%S}"
             )
-    return {"rule": rule, "dates": [date.isoformat() for date in dates]}
+    return {"rule": rule, "dates": [date.isoformat() for date in dates[:_NUM_DATES]]}
 
 
 def _with_start(text: str, now: datetime) -> str:

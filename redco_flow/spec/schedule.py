@@ -55,7 +55,7 @@ def checked_interval(text: str) -> str:
 
 def _checked_every(text: str) -> str:
     if interval_of(checked_interval(text)).total_seconds() < LEAST_SECONDS_APART:
-        raise ValueError(f"{text!r} is too short; a schedule fires every {LEAST_SECONDS_APART}s")
+        raise ValueError(f"{text!r} is too short; firings are {LEAST_SECONDS_APART}s apart or more")
     return text
 
 
@@ -90,7 +90,7 @@ class ScheduleSection(StrictModel):
     Args:
         name: the schedule's name; the pipeline's by default.
         cron: minute, hour, day of the month, month, day of the week.
-        every: an interval: 90s, 30m, 6h, 1d, 2w; at least 30s.
+        every: an interval: 90s, 30m, 6h, 1d, 2w; at least 60s.
         rrule: a recurrence rule of RFC 5545, such as `FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=3`. Without a
             DTSTART it begins with the present year, month, week or day, after its FREQ.
         timezone: of cron and rrule; None: this machine's.

@@ -24,6 +24,10 @@ from redco_flow.tracking.workspace import Workspace, check_name
 
 FORMAT = 1
 
+MAX_KEPT = 200
+"""Ended firings of a schedule whose records are kept: this many skipped ones and
+this many others."""
+
 
 class FiringState(StrEnum):
     """The state of a firing."""
@@ -200,6 +204,7 @@ class ScheduleDirectory:
                 return None, False
             if is_retry:
                 present = replace(present, state=FiringState.WAITING, reason="", ended="")
+            self._prune()
             process = dict(ProcessIdentity.current().to_json())
             return self.write_firing(replace(present, process=process)), is_retry
 
@@ -210,6 +215,16 @@ class ScheduleDirectory:
             for path in self._firings.glob("*.json")
         ]
         return sorted((one for one in found if one is not None), key=lambda one: (one.due, one.id))
+
+    def _prune(self) -> None:
+        """Delete old records, except the last good one, by which a firing knows what is new."""
+        ended = [one for one in self.firings() if one.has_ended]
+        skipped = [one for one in ended if one.state == FiringState.SKIPPED]
+        ran = [one for one in ended if one.state != FiringState.SKIPPED]
+        last_good = [one for one in ran if one.state == FiringState.COMPLETED][-1:]
+        for one in (*skipped[:-MAX_KEPT], *ran[:-MAX_KEPT]):
+            if one not in last_good:
+                self._firing_path(one.id).unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

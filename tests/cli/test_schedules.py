@@ -1,5 +1,6 @@
 """Schedules as a person makes them, fired by Prefect's worker; and all of it killed at random."""
 
+import getpass
 import json
 import os
 import random
@@ -7,7 +8,8 @@ import signal
 import sqlite3
 import time
 from contextlib import closing, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -103,7 +105,7 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
 
 
 def test_a_schedule_is_deleted_while_its_rule_keeps_the_server_from_answering(served):
-    """An earlier release deployed rules whose dates never come."""
+    """Fault 60: an earlier release deployed rules whose dates never come."""
     served("schedule", "add", "weekly.yaml")
     # What serves may come between the note and the deletion, and would restore the deployment.
     note_deleted(own_server_folder(), "weekly", str(directory_of(served).path.parents[1]))
@@ -135,6 +137,9 @@ def test_mistakes_are_told_before_anything_is_made(served):
     said = served("plan", "wrong.yaml", code=2)
     assert "wrong.yaml:2" in said
     assert "has 4 fields" in said
+    said = served("schedule", "add", "wrong.yaml", code=2)
+    assert "wrong.yaml:2" in said
+    assert "'schedule.cron'" in said
     assert not directory_of(served).path.exists()
 
 
@@ -147,6 +152,47 @@ def test_a_firing_that_is_retried_is_left_to_the_process_that_starts(settled, mo
     assert settled("Crashed", state="failed").is_failed()
     monkeypatch.setattr(serving, "_SECONDS_TO_CANCEL", 0)
     assert settled("Cancelling").is_cancelled()
+
+
+def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served):
+    """Fault 60: in a work pool of this user alone, so that no other user's worker starts them."""
+    names = ("first", "second", "third")
+    for name in names:
+        served("schedule", "add", "weekly.yaml", "--name", name)
+    for name in names:
+        served("schedule", "run", name)
+
+    served("serve", "--detach", "--limit", "1")
+    workspace = Workspace(served.folder / "redco-workspace")
+    directories = [ScheduleDirectory.of(workspace, name) for name in names]
+
+    def ended():
+        firings = [one for directory in directories for one in directory.firings()]
+        return firings if len([one for one in firings if one.has_ended]) == 3 else None
+
+    firings = sorted(wait_for(ended, seconds=300), key=lambda one: one.began)
+    assert all(one.ended <= other.began for one, other in pairwise(firings))
+    with client_of(connect()) as client:
+        pool = client.read_work_pool(find_deployment("first", client).work_pool_name)
+    assert pool.name == f"redco-flow-{getpass.getuser()}"
+    assert pool.concurrency_limit == 1
+
+
+def test_a_schedule_that_is_edited_to_fire_too_often_is_switched_off(served):
+    from prefect.client.schemas.schedules import IntervalSchedule
+
+    served("schedule", "add", "weekly.yaml")
+    log = []
+    with client_of(connect()) as client:
+        found = find_deployment("weekly", client)
+        often = IntervalSchedule(interval=timedelta(seconds=15))
+        client.update_deployment_schedule(found.id, found.schedules[0].id, schedule=often)
+
+        serving.settle(client, log.append)
+
+        [schedule] = find_deployment("weekly", client).schedules
+    assert not schedule.active
+    assert [line for line in log if "'weekly' is switched off" in line and "'15s'" in line]
 
 
 @pytest.fixture

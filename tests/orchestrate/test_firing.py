@@ -136,7 +136,7 @@ def test_a_week_in_a_minute(weeks, receiver, monkeypatch):
 def served_for_an_hour(weeks):
     """What is on record where this process has served for an hour."""
     since = datetime.now(UTC) - timedelta(hours=1)
-    path = prefect_directory() / "serve.json"
+    path = prefect_directory().with_name("serve.json")
     process = ProcessIdentity.current().to_json()
     write_json(path, {"process": process, "since": since.isoformat()})
     yield since

@@ -1,7 +1,8 @@
-"""Schedules that were deleted while no Prefect server answered: their deployments go later.
+"""Schedules in the records and the database of a Prefect server that does not answer.
 
-A deployment whose dates never come keeps a server busy from its start on, so it is paused in our
-server's database before that starts; the next process that serves schedules deletes it.
+The deployments of deleted schedules are deleted later, by the next process that serves schedules. A
+rule whose dates never come keeps a server busy from its start on, so it is switched off in our
+server's database before that starts.
 """
 
 from __future__ import annotations
@@ -11,19 +12,15 @@ import sqlite3
 from pathlib import Path
 
 from redco_flow.records import read_json_if_present, write_json
+from redco_flow.spec.recurrence import next_dates
 from redco_flow.tracking.locks import exclusive
 
 FLOW = "recurring"
 _FILE = "deleted-schedules.json"
 _SECONDS_FOR_LOCK = 10.0
-_CHOSEN = (
-    "(SELECT deployment.id FROM deployment JOIN flow ON flow.id = deployment.flow_id WHERE "
-    "flow.name = ? AND deployment.name = ? "
-    "AND json_extract(deployment.parameters, '$.workspace') = ?)"
-)
-_PAUSE = (
-    f"UPDATE deployment_schedule SET active = 0 WHERE deployment_id IN {_CHOSEN}",  # noqa: S608
-    f"UPDATE deployment SET paused = 1 WHERE id IN {_CHOSEN}",  # noqa: S608
+_RULES = (
+    "SELECT id, json_extract(schedule, '$.rrule'), json_extract(schedule, '$.timezone') "
+    "FROM deployment_schedule WHERE active AND json_extract(schedule, '$.rrule') IS NOT NULL"
 )
 
 
@@ -51,10 +48,10 @@ def forget_deleted(folder: Path, name: str) -> None:
         write_json(folder / _FILE, kept, private=True)
 
 
-def pause_deleted(folder: Path) -> None:
-    """Pause the noted deployments in the database of a server that does not run."""
-    noted, database = deleted_schedules(folder), folder / "prefect.db"
-    if not noted or not database.is_file():
+def pause_endless_rules(folder: Path) -> None:
+    """Switch off the rules without dates in the database of a server that does not run."""
+    database = folder / "prefect.db"
+    if not database.is_file():
         return
     # A database that cannot be changed is reported by the server.
     with (
@@ -62,5 +59,6 @@ def pause_deleted(folder: Path) -> None:
         contextlib.closing(sqlite3.connect(database, timeout=_SECONDS_FOR_LOCK)) as connection,
         connection,
     ):
-        for statement in _PAUSE:
-            connection.executemany(statement, [(FLOW, *one) for one in noted.items()])
+        for id_, rule, timezone in connection.execute(_RULES).fetchall():
+            if not next_dates(rule, timezone or "UTC"):
+                connection.execute("UPDATE deployment_schedule SET active = 0 WHERE id = ?", [id_])

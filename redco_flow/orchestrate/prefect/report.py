@@ -155,12 +155,40 @@ def finish_left_over(api: PrefectApi, resumed: RunDirectory | None = None) -> No
     Args:
         resumed: the run of this process, which may have ended already.
     """
+    with contextlib.suppress(Exception), impatient_client() as client:  # tried again by the next
+        refuse_retries(client)
     for path, record in _open_records(api):
         if not ProcessIdentity.from_json(record["process"]).is_alive():
             run = RunDirectory(Path(record["run"]))
             is_resumed = resumed is not None and run.path == resumed.path
             if not OpenFlowRun(path, run).finish(is_resumed=is_resumed):
                 return  # a server that does not answer for one is not asked about the others
+
+
+def refuse_retries(client: SyncPrefectClient) -> None:
+    """End the runs that were retried on their pages again: no worker of Prefect's starts them."""
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterDeploymentId,
+        FlowRunFilterState,
+        FlowRunFilterStateName,
+        FlowRunFilterTags,
+    )
+
+    waiting = FlowRunFilterStateName(any_=["AwaitingRetry"])
+    ours = FlowRunFilter(
+        state=FlowRunFilterState(name=waiting),
+        tags=FlowRunFilterTags(all_=["redco-flow", f"user: {user_name()}"]),
+        deployment_id=FlowRunFilterDeploymentId(is_null_=True),
+    )
+    for one in client.read_flow_runs(flow_run_filter=ours):
+        ends = [state for state in client.read_flow_run_states(one.id) if state.is_final()]
+        if not ends:  # a flow of the user's own, which retries itself
+            continue
+        end = max(ends, key=lambda state: state.timestamp)
+        message = f"not retried from this page: `redco-flow retry {one.name}` does that."
+        again = type(end)(type=end.type, name=end.name, message=message)
+        client.set_flow_run_state(one.id, again, force=True)
 
 
 def users_of(api: PrefectApi) -> list[str]:

@@ -15,11 +15,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
+
+from pydantic import ValidationError
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
@@ -33,23 +35,31 @@ from redco_flow.orchestrate.prefect.report import (
     prepare_environment,
     watch_for_cancelling,
 )
-from redco_flow.orchestrate.prefect.server import api_at, ensure_server, prefect_directory
+from redco_flow.orchestrate.prefect.server import (
+    PrefectServerError,
+    api_at,
+    ensure_server,
+    prefect_directory,
+)
 from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
 from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import DATE_VARIABLE
 from redco_flow.spec.recurrence import checked_rule, next_dates
-from redco_flow.spec.schedule import interval_of, interval_text
+from redco_flow.spec.schedule import ScheduleSection, interval_of, interval_text
 from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
-from redco_flow.tracking.workspace import Workspace
+from redco_flow.tracking.workspace import Workspace, user_name
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas import FlowRun
     from prefect.client.schemas.responses import DeploymentResponse
 
-POOL = "redco-flow"
-TAG = "redco-flow-schedule"
+POOL = f"redco-flow-{user_name()}"  # no worker of another user starts our processes
+_FORMER_POOL = "redco-flow"
+MAX_FIRINGS = 10
+"""Firings that have a process at once, each of about 110 MiB, if `serve --limit` is not given."""
+_TAG = "redco-flow-schedule"
 _SLUG = "redco-flow"
 
 
@@ -85,14 +95,30 @@ def connect() -> PrefectApi:
 
 @contextlib.contextmanager
 def client_of(api: PrefectApi) -> Iterator[SyncPrefectClient]:
-    """Yield a client of an API that `connect` returned."""
+    """Yield a client of an API that `connect` returned.
+
+    Raises:
+        PrefectServerError: the API answers an error, or nothing.
+    """
+    from httpx import HTTPError, HTTPStatusError
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     # Prefect has read its settings when it was imported, and our server may have moved since.
     own = {PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth} if api.is_ours else {}
-    with temporary_settings(own), get_client(sync_client=True) as client:
-        yield client
+    try:
+        with temporary_settings(own), get_client(sync_client=True) as client:
+            yield client
+    except HTTPStatusError as error:
+        code, path = error.response.status_code, error.request.url.path
+        remedy = "its log may say why"
+        if code in (401, 403):
+            remedy = "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY of Prefect Cloud"
+        problem = f"the Prefect API at {api.url} answers {code} to {path}; {remedy}."
+        raise PrefectServerError(problem) from error
+    except HTTPError as error:
+        problem = f"the Prefect API at {api.url} does not answer: {error or type(error).__name__}"
+        raise PrefectServerError(problem) from error
 
 
 def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) -> UUID:
@@ -126,7 +152,7 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
         parameter_openapi_schema=_parameter_schema(flow_file),
         enforce_parameter_schema=True,
         description=f"`{Path(schedule.pipeline).name}` again and again, {schedule.when}.",
-        tags=[TAG],
+        tags=[_TAG],
         work_pool_name=POOL,
         entrypoint=f"{flow_file}:recurring",
         pull_steps=[
@@ -168,12 +194,22 @@ def delete_noted(client: SyncPrefectClient) -> None:
 
 
 def deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """Return all schedules' deployments, of every workspace."""
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+    """Return the deployments of this user's schedules, of every workspace."""
+    from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 
-    return client.read_deployments(
-        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    )
+    ours = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+    found: list[DeploymentResponse] = []
+    while page := client.read_deployments(work_pool_filter=ours, offset=len(found)):
+        found += page
+    return found
+
+
+def move_to_pool(found: DeploymentResponse, client: SyncPrefectClient) -> None:
+    """Move a deployment of an earlier release to this user's pool."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    if found.work_pool_name == _FORMER_POOL:
+        client.update_deployment(found.id, DeploymentUpdate(work_pool_name=POOL))
 
 
 def describe(found: DeploymentResponse, api: PrefectApi) -> Deployed:
@@ -184,6 +220,25 @@ def describe(found: DeploymentResponse, api: PrefectApi) -> Deployed:
     page = f"{ui_url(api.url)}/deployments/deployment/{found.id}"
     is_paused = found.paused or not active
     return Deployed(page, is_paused, [] if is_paused else dates, said, dict(found.parameters))
+
+
+def switch_off_refused(found: DeploymentResponse, client: SyncPrefectClient) -> list[str]:
+    """Switch off the schedules that `schedule add` would refuse; return why, one line for each."""
+    problems = []
+    for one in found.schedules:
+        if one.active and (problem := _problem_of(*_words(one.schedule))):
+            client.update_deployment_schedule(found.id, one.id, active=False)
+            problems.append(f"schedule '{found.name}' is switched off: {problem}")
+    return problems
+
+
+@lru_cache
+def _problem_of(key: str, rule: str, timezone: str) -> str:
+    try:
+        ScheduleSection.from_json({key: rule, "timezone": timezone})
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"])
+    return ""
 
 
 def fire_flow_run(
@@ -277,18 +332,30 @@ def _is_cancelled(flow_run_id: UUID) -> bool:
     return bool(state and (state.is_cancelling() or state.is_cancelled()))
 
 
-def make_pool(client: SyncPrefectClient) -> None:
-    """Make the pool that schedules' flow runs wait in, where the server has none."""
-    from prefect.client.schemas.actions import WorkPoolCreate
+def make_pool(client: SyncPrefectClient, limit: int | None = None) -> None:
+    """Create the work pool of this user's firings, or set its limit.
+
+    Args:
+        limit: firings that have a process at once; None: as it is, or `MAX_FIRINGS`.
+    """
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectNotFound
     from prefect.workers.process import ProcessWorker
 
     try:
-        client.read_work_pool(POOL)
+        found = client.read_work_pool(POOL)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+        pool = WorkPoolCreate(
+            name=POOL,
+            type="process",
+            base_job_template=template,
+            concurrency_limit=limit or MAX_FIRINGS,
+        )
         client.create_work_pool(pool, overwrite=True)
+    else:
+        if limit is not None and found.concurrency_limit != limit:
+            client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=limit))
 
 
 def _parameter_schema(path: Path) -> dict[str, Any]:
@@ -344,10 +411,14 @@ async def _dates_of(schedule: Any) -> list[datetime]:
     return dates
 
 
+def _words(schedule: Any) -> tuple[str, str, str]:
+    """Return the key of a schedule on the server, its rule, and its timezone."""
+    for key in ("cron", "rrule"):
+        if (rule := getattr(schedule, key, None)) is not None:
+            return key, rule, schedule.timezone or "UTC"
+    return "every", interval_text(schedule.interval), schedule.timezone or "UTC"
+
+
 def _said(schedule: Any) -> str:
-    """A schedule as it stands on the server, for people."""
-    if (cron := getattr(schedule, "cron", None)) is not None:
-        return f"{cron} {schedule.timezone or 'UTC'}"
-    if (rrule := getattr(schedule, "rrule", None)) is not None:
-        return f"{' '.join(rrule.split())} {schedule.timezone or 'UTC'}"
-    return f"every {interval_text(schedule.interval)}"
+    key, rule, timezone = _words(schedule)
+    return f"every {rule}" if key == "every" else f"{' '.join(rule.split())} {timezone}"

@@ -147,8 +147,8 @@ class Firer:
         is_late = _is_late(firing)
         if is_late and (reason := self._why_not_made_up(firing)):
             return self._end(firing, FiringState.SKIPPED, reason)
-        queues = self._terms.overlap == "queue" or (is_late and self._terms.missed == "all")
-        firing = self._wait_for_turn(firing, queues=queues)
+        makes_up = is_late and self._terms.missed == "all"
+        firing = self._wait_for_turn(firing, "wait" if makes_up else self._terms.overlap)
         if firing.has_ended:
             return firing
         planned = self._ask("plan", "--json")
@@ -181,7 +181,7 @@ class Firer:
 
     def _begin_again(self, firing: Firing) -> Firing:
         """Give the run of a firing that had ended new attempts, when it is its turn."""
-        firing = self._wait_for_turn(firing, queues=True)
+        firing = self._wait_for_turn(firing, "wait")
         if not firing.has_ended:
             retry_run(RunDirectory(Path(firing.run_path)))
         return firing
@@ -203,8 +203,12 @@ class Firer:
             return f"data unchanged{since}"
         return ""
 
-    def _wait_for_turn(self, firing: Firing, *, queues: bool) -> Firing:
-        """Return the firing when it may run, or as it ended by the policy of overlaps."""
+    def _wait_for_turn(self, firing: Firing, overlap: str) -> Firing:
+        """Return the firing when it may run, or as it ended by the policy of overlaps.
+
+        Args:
+            overlap: that policy, or `wait`, however many firings are before this one.
+        """
         is_told = False
         while True:
             with self._directory.locked():
@@ -212,9 +216,12 @@ class Firer:
                 if not others:
                     return self._directory.write_firing(replace(firing, state=FiringState.RUNNING))
             running = [one for one in others if one.state == FiringState.RUNNING]
-            if running and not queues and self._terms.overlap == "skip":
+            if running and overlap == "skip":
                 return self._end(firing, FiringState.SKIPPED, f"{running[0].run or 'one'} runs")
-            if running and not queues and self._terms.overlap == "cancel_running":
+            if len(others) > 1 and overlap != "wait":
+                reason = f"another firing waits already, the one that was due at {others[-1].due}"
+                return self._end(firing, FiringState.SKIPPED, reason)
+            if running and overlap == "cancel_running":
                 _cancel(running[0], f"the firing of {firing.due} takes its place")
             if not is_told:
                 self._log(f"waiting for {', '.join(one.run or one.due for one in others)}")

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.processes import die_with_parent
+from redco_flow.orchestrate.prefect.report import refuse_retries
 from redco_flow.orchestrate.prefect.server import prefect_directory
 from redco_flow.orchestrate.recurring.deployments import (
+    MAX_FIRINGS,
     POOL,
     client_of,
     connect,
@@ -32,11 +34,14 @@ from redco_flow.orchestrate.recurring.deployments import (
     deployments,
     find_deployment,
     make_pool,
+    move_to_pool,
+    switch_off_refused,
 )
 from redco_flow.orchestrate.recurring.firing import SECONDS_LATE, leave, note_end_of
 from redco_flow.orchestrate.recurring.serving_record import (
     Serving,
     known_workspaces,
+    lock_path,
     note_serving,
 )
 from redco_flow.orchestrate.recurring.silence import watch_only_while
@@ -64,8 +69,11 @@ _SECONDS_TO_START = 120.0
 Log = Callable[[str], None]
 
 
-def serve(log: Log, stop: threading.Event) -> None:
+def serve(log: Log, stop: threading.Event, limit: int = MAX_FIRINGS) -> None:
     """Serve until told to stop.
+
+    Args:
+        limit: firings that have a process at once; the others wait at the Prefect server.
 
     Raises:
         UsageError: another process serves.
@@ -77,7 +85,7 @@ def serve(log: Log, stop: threading.Event) -> None:
         try:
             while not stop.is_set():
                 try:
-                    worker = _attend(worker, log)
+                    worker = _attend(worker, log, limit)
                     looked = _note_pause(looked)
                 except Exception as error:  # noqa: BLE001 (a server that restarts; told and tried again)
                     log(f"warning: {error}; tried again in {_SECONDS_BETWEEN_LOOKS:.0f} s")
@@ -107,7 +115,7 @@ def _note_pause(looked: _Moment) -> _Moment:
     return now
 
 
-def start_detached() -> ProcessIdentity:
+def start_detached(limit: int = MAX_FIRINGS) -> ProcessIdentity:
     """Start `redco-flow serve` as a process of its own; return it once it serves.
 
     Raises:
@@ -118,6 +126,7 @@ def start_detached() -> ProcessIdentity:
         raise UsageError(f"schedules are served already, by {serving.process}.")
     log = prefect_directory() / "serve.log"
     command = [sys.executable, "-P", "-m", "redco_flow.cli.main", "serve"]
+    command += ["--limit", str(limit)]
     with open(log, "ab", opener=open_no_link) as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -133,10 +142,16 @@ def start_detached() -> ProcessIdentity:
 
 
 def stop_serving() -> bool:
-    """End the process that serves; return whether there was one. Firings that run are left."""
+    """End the process that serves; return whether there was one. Firings that run are left.
+
+    Raises:
+        UsageError: it is a process of another host.
+    """
     serving = Serving.find()
     if serving is None:
         return False
+    if serving.is_elsewhere:
+        raise UsageError(f"schedules are served by {serving.process}: end it on that host.")
     os.kill(serving.process.pid, signal.SIGTERM)
     deadline = time.monotonic() + 2 * _SECONDS_TO_END
     while serving.process.is_alive() and time.monotonic() < deadline:
@@ -144,12 +159,13 @@ def stop_serving() -> bool:
     return True
 
 
-def _attend(worker: _Worker | None, log: Log) -> _Worker:
+def _attend(worker: _Worker | None, log: Log, limit: int) -> _Worker:
     """See that the server, the deployments and the worker are there, and settle firings."""
     api = connect()
     with client_of(api) as client:
         delete_noted(client)
-        make_pool(client)
+        refuse_retries(client)
+        make_pool(client, limit)
         for root in known_workspaces():
             for name in restore(Workspace(Path(root)), client, log):
                 log(f"the server had no deployment of schedule '{name}': it is created again")
@@ -158,7 +174,7 @@ def _attend(worker: _Worker | None, log: Log) -> _Worker:
             worker.end()
             worker = None
         if worker is None:
-            worker = _Worker.start(api.url)
+            worker = _Worker.start(api.url, limit)
             log(f"serving schedules of {api.url}, by worker process {worker.process.pid}")
         settle(client, log)
     return worker
@@ -172,7 +188,11 @@ def settle(client: SyncPrefectClient, log: Log) -> None:
         directory = ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
         if not (directory.path / "schedule.json").exists():
             continue  # of another machine, or its workspace was deleted
-        fires = not deployment.paused and any(one.active for one in deployment.schedules)
+        problems = switch_off_refused(deployment, client)
+        for problem in problems:
+            log(f"warning: {problem}")
+        num_active = sum(bool(one.active) for one in deployment.schedules) - len(problems)
+        fires = not deployment.paused and num_active > 0
         watch_only_while(directory.name, client, fires=fires)
         flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
         for flow_run in flow_runs.values():
@@ -187,7 +207,11 @@ def restore(workspace: Workspace, client: SyncPrefectClient, log: Log) -> list[s
     made = []
     for directory in list_schedules(workspace):
         schedule = unless_damaged(directory.read)
-        if schedule is not None and find_deployment(schedule.name, client) is None:
+        if schedule is None:
+            continue
+        if (found := find_deployment(schedule.name, client)) is not None:
+            move_to_pool(found, client)
+        else:
             try:
                 deploy(schedule, workspace, client)
             except ValueError as error:  # a rule without dates, of an earlier release
@@ -323,11 +347,12 @@ class _Worker:
     url: str
 
     @classmethod
-    def start(cls, url: str) -> _Worker:
+    def start(cls, url: str, limit: int) -> _Worker:
         """Start one that ends with this process."""
         parent = os.getpid()
         command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL]
         options = ["--type", "process", "--name", _worker_name(), "--install-policy", "never"]
+        options += ["--limit", str(limit)]
         process = subprocess.Popen(
             [*command, *options],
             env=os.environ | {"PREFECT_WORKER_QUERY_SECONDS": str(_SECONDS_BETWEEN_LOOKS)},
@@ -361,10 +386,11 @@ def _only_one() -> Iterator[None]:
     Raises:
         UsageError: another one does.
     """
-    path = prefect_directory() / "serve.lock"
-    lock = LockRequest(path).try_once()
+    lock = LockRequest(lock_path()).try_once()
     if lock is None:
-        raise UsageError("schedules are served already, by another process.")
+        serving = Serving.find()
+        who = serving.process if serving is not None else "another process"
+        raise UsageError(f"schedules are served already, by {who}.")
     try:
         yield
     finally:

@@ -1,12 +1,15 @@
-"""The record of the process that serves this user's schedules on this machine."""
+"""The record of the process that serves this user's schedules, of all hosts that share the home."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from redco_flow.orchestrate.prefect.server import prefect_directory
+from redco_flow.errors import UsageError
+from redco_flow.orchestrate.prefect.server import external_url, prefect_directory
 from redco_flow.records import read_json_if_present, write_json
+from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 from redco_flow.tracking.workspace import Workspace
@@ -27,13 +30,37 @@ class Serving:
 
     @classmethod
     def find(cls) -> Serving | None:
-        """Return the process that serves this user's schedules on this machine, if one does."""
+        """Return the process that serves this user's schedules, here or on another host."""
         record = read_json_if_present(_serving_path())
         if record is None:
             return None
         process = ProcessIdentity.from_json(record["process"])
-        since = str(record.get("since") or utc_now())  # releases before 0.2 did not say it
-        return cls(process, since) if process.is_alive() else None
+        serving = cls(process, str(record["since"]))
+        if not serving.is_elsewhere:
+            return serving if process.is_alive() else None
+        if (lock := LockRequest(lock_path()).try_once()) is None:
+            return serving
+        lock.release()
+        return None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is a process of another host, which cannot be seen from here."""
+        return self.process.host != os.uname().nodename
+
+
+def refuse_if_served_elsewhere() -> None:
+    """Refuse to change schedules here that another host serves with a Prefect server there.
+
+    Raises:
+        UsageError: names that host.
+    """
+    serving = Serving.find()
+    if serving is not None and serving.is_elsewhere and external_url() is None:
+        raise UsageError(
+            f"schedules are served by {serving.process}, whose Prefect server cannot be reached "
+            f"from here: change them there, or end it there with `redco-flow serve --stop`."
+        )
 
 
 def note_serving() -> None:
@@ -43,7 +70,7 @@ def note_serving() -> None:
 
 
 def known_workspaces() -> list[str]:
-    """Return the workspaces in which this user has made schedules on this machine."""
+    """Return the workspaces in which this user has made schedules."""
     return list(read_json_if_present(_workspaces_path()) or ())
 
 
@@ -56,9 +83,14 @@ def note_workspace(workspace: Workspace) -> None:
             write_json(path, sorted({*known, str(workspace.root)}), private=True)
 
 
+def lock_path() -> Path:
+    """Return the lock that the process that serves holds."""
+    return prefect_directory().with_name("serve.lock")
+
+
 def _serving_path() -> Path:
-    return prefect_directory() / "serve.json"
+    return prefect_directory().with_name("serve.json")
 
 
 def _workspaces_path() -> Path:
-    return prefect_directory() / "workspaces.json"
+    return prefect_directory().with_name("workspaces.json")
