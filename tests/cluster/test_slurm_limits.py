@@ -1,12 +1,19 @@
 """Limits of the cluster's site: met in the plan, and by arrays that are too large for one."""
 
 import os
+import signal
 from contextlib import contextmanager
 
 import pytest
 import yaml
+from faulty_commands import FaultyCommands
+from job_processes import processes_of
+from test_slurm_arrays import KIND, go, has_started, parts, run_of
+from tiny_stages.calls import wait_until
 
 from redco_flow.errors import DoesNotFit
+from redco_flow.launch.call import JobResources
+from redco_flow.launch.executor import reattach
 from redco_flow.launch.slurm.limits import ask_site
 from redco_flow.orchestrate.run.device_checks import check_devices
 from redco_flow.orchestrate.run.plan import make_plan
@@ -16,7 +23,12 @@ from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-KIND = "tiny_stages.parts"
+ONE_ARRAY_AT_MOST = """
+if [ "$(squeue --me --noheader | wc -l)" -ge 1 ]; then
+    echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2
+    echo "sbatch: error: Batch job submission failed: Job violates QOS policy" >&2; exit 1
+fi
+"""
 
 
 @contextmanager
@@ -59,3 +71,53 @@ def test_a_plan_names_every_stage_above_a_limit_before_anything_is_submitted(slu
     assert "MaxTime of partition main" in line
     assert any("12 shards are submitted as 2 job arrays" in note for note in notes)
     assert any("accounting_storage" in note for note in notes)  # this site's sacctmgr refuses
+
+
+def test_an_array_larger_than_max_array_size_waits_for_room_and_repeats_only_its_killed_task(
+    slurm, tmp_path, monkeypatch
+):
+    """Fault 58: 12 shards, of which the last is in the second array, above a submit limit."""
+    commands = FaultyCommands(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", commands.path)
+    commands.inject("sbatch", ONE_ARRAY_AT_MOST)
+    go(tmp_path, "join", *(f"go-{shard}" for shard in range(11)))
+    driven = run_of(tmp_path, parts(tmp_path, 12), executor="slurm", retries={"failed": 1})
+    attempt = wait_until(lambda: driven.run.latest_attempt("act"))
+    job = wait_until(lambda: (record := attempt.read_job()) and reattach(record), 60)
+    waiting = wait_until(lambda: "1 waiting (QOSMaxSubmit" in " ".join(driven.said), 60)
+
+    wait_until(lambda: has_started(tmp_path, 11), 120)
+    worker = f"redco_flow.worker {attempt.array(1).task(0).call_path}"
+    for pid in processes_of(attempt, worker):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: has_started(tmp_path, 11, text="xx"), 120)
+    go(tmp_path, "go-11")
+    outcome = driven.end()
+
+    assert outcome.state == "completed", driven.said
+    assert waiting
+    assert "task 11: the worker was killed by SIGKILL" in attempt.read_exit().message
+    assert [task.path.name for task in driven.run.latest_attempt("act").tasks] == ["11"]
+    assert has_started(tmp_path, *range(11))
+    assert job.status().source == "exit.json"
+
+
+def test_all_arrays_of_a_stage_are_found_again_and_cancelled(slurm, submit, tmp_path):
+    """Fault 58: by another process, from job.json."""
+    job = submit(
+        kind=KIND,
+        config={"folder": str(tmp_path)},
+        num_shards=12,
+        resources=JobResources(shards=tuple(range(12))),
+        settings={"options": ["--begin=now+1hour"]},
+    )
+
+    stranger = reattach(job.record())
+    wait_until(
+        lambda: stranger.status().message == "0 of 12 tasks done, 12 waiting (BeginTime)", 60
+    )
+    stranger.cancel()
+
+    assert len(job.job_id.split(",")) == 2
+    assert job.state == "CANCELLED"
+    assert slurm.jobs() == {}

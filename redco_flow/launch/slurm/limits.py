@@ -1,8 +1,8 @@
 """Check requests for jobs against the limits of a Slurm site: partition, QOS, association, arrays.
 
-Reads `scontrol show config` and `partition`, `sacctmgr show assoc` and `qos`; the answers are kept
-for ten minutes in `~/.redco-flow` (REDCO_FLOW_HOME). What a site does not answer is not checked. Which limit
-counts where several are defined: https://slurm.schedmd.com/resource_limits.html (Hierarchy).
+Reads `scontrol show config` and `partition`, `sacctmgr show assoc` and `qos`. The answers are kept
+for ten minutes in `~/.redco-flow` (REDCO_FLOW_HOME); what a site does not answer is not checked.
+Which limit counts where several are defined: https://slurm.schedmd.com/resource_limits.html.
 """
 
 from __future__ import annotations
@@ -121,21 +121,23 @@ class SiteLimits:
         return max(known) if len(known) == len(lowest) else None
 
     def array_size(self, request: Request) -> int | None:
-        """Return how many tasks each array of a stage has at most; None: any number.
+        """Return how many tasks each of a stage's arrays may have; None: one array has them all.
 
-        Arrays that are above the limit of submitted jobs get half of it, so that one can wait in
-        the queue while another one ends.
+        Where there are more than the limit of submitted jobs, an array has half of it, so that
+        one can wait in the queue while another one ends.
         """
-        num_tasks, sizes = len(request.resources.shards), [self.max_array_size or 0]
+        shards, sizes = request.resources.shards, []
+        if self.max_array_size and shards and shards[-1] >= self.max_array_size:
+            sizes.append(self.max_array_size)
         submitted = self.max_submitted(request)
-        if submitted is not None and 0 < submitted[0] < num_tasks:
+        if submitted is not None and 0 < submitted[0] < len(shards):
             sizes.append(max(1, submitted[0] // 2))
-        return min((size for size in sizes if size), default=None)
+        return min(sizes, default=None)
 
     def array_note(self, request: Request) -> str:
         """Return how many arrays a stage is submitted as; "" where it is one."""
         num_tasks, size = len(request.resources.shards), self.array_size(request)
-        if size is None or num_tasks <= size:
+        if size is None:
             return ""
         reasons = []
         if self.max_array_size and num_tasks > self.max_array_size:
