@@ -239,7 +239,7 @@ def _above(name: str, asked: float, most: float, limit: str) -> SettingProblem:
 
 
 def _tres_of(resources: JobResources, gpu_type: str) -> dict[str, float]:
-    """What one job, or one task of an array, counts as; memory in MiB."""
+    """Return the TRES that one job, or one task of an array, counts as; memory in MiB."""
     nodes, ranks = resources.num_hosts, resources.processes_per_host
     cpus = max(1, (resources.cpus_per_host or ranks) // ranks) * ranks
     tres: dict[str, float] = {"node": nodes, "cpu": nodes * cpus}
