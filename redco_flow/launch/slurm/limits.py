@@ -253,14 +253,14 @@ def _tres_of(resources: JobResources, gpu_type: str) -> dict[str, float]:
 
 def parse_site(answers: Mapping[str, str], unknown: Sequence[str] = ()) -> SiteLimits:
     """Return the limits in the output of the commands; see `ask_site` for the keys."""
-    config = dict(re.findall(r"^(\S+)\s*=\s*(.*?)\s*$", answers.get("config", ""), re.MULTILINE))
+    config = _settings_of(answers)
     partitions = [
         dict(re.findall(r"(\S+?)=(\S*)", line)) for line in answers.get("partition", "").split("\n")
     ]
-    enforced = set(re.split(r"[,\s]+", config.get("AccountingStorageEnforce", "").lower()))
-    is_enforced = not enforced.isdisjoint({"limits", "safe", "all"})
     rows = {
-        key: [line.split("|") for line in answers.get(key, "").splitlines()] if is_enforced else []
+        key: [line.split("|") for line in answers.get(key, "").splitlines()]
+        if _are_enforced(config)
+        else []
         for key in ("assoc", "qos")
     }
     named = [one for one in partitions if "PartitionName" in one]
@@ -275,6 +275,16 @@ def parse_site(answers: Mapping[str, str], unknown: Sequence[str] = ()) -> SiteL
         associations=[_association(row) for row in _columns(rows["assoc"], _ASSOCIATION)],
         qos={row["Name"]: _qos(row) for row in _columns(rows["qos"], _QOS)},
     )
+
+
+def _settings_of(answers: Mapping[str, str]) -> dict[str, str]:
+    return dict(re.findall(r"^(\S+)\s*=\s*(.*?)\s*$", answers.get("config", ""), re.MULTILINE))
+
+
+def _are_enforced(config: Mapping[str, str]) -> bool:
+    """Whether the limits of associations and QOS count: else sacctmgr has nothing to tell."""
+    enforced = re.split(r"[,\s]+", config.get("AccountingStorageEnforce", "").lower())
+    return not {"limits", "safe", "all"}.isdisjoint(enforced)
 
 
 def _columns(rows: Iterable[Sequence[str]], names: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -421,8 +431,10 @@ def _ask(environ: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], list[str
     commands["qos"].append(f"format={','.join(_QOS)}")
     for key, command in commands.items():
         if key == "assoc":
-            found = re.search(r"^ClusterName\s*=\s*(\S+)", answers["config"], re.MULTILINE)
-            command += [f"cluster={found[1]}"] if found else []
+            config = _settings_of(answers)
+            if not _are_enforced(config):
+                break
+            command.append(f"cluster={config['ClusterName']}")
         try:
             answers[key] = queue.show(command, environment)
         except RedcoFlowError as error:
