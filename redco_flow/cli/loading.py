@@ -89,7 +89,7 @@ class Loader:
         Raises:
             ConfigError: every mistake in the files and the overrides.
             UsageError: there is no such file, or the plan cannot be as it is asked for.
-            DoesNotFit: every stage that cannot have its devices under the profile.
+            DoesNotFit: every stage that can never have its resources under the profile.
             WorkspaceError: the workspace cannot be written, or a data file cannot be read.
         """
         from redco_flow.orchestrate.run.device_checks import check_devices
@@ -114,7 +114,8 @@ class Loader:
             force=self._options.force,
             sources=self._sources,
         )
-        check_devices(pipeline, profile, plan, os.environ)
+        notes = check_devices(pipeline, profile, plan, os.environ)
+        self._say([f"note: {note}" for note in notes])
         plan = replace(plan, hub=pins, aliases=aliases)
         return Loaded(pipeline, profile, workspace, plan, self._sources)
 

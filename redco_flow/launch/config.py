@@ -64,6 +64,19 @@ class ExecutorConfig(StrictModel):
             DoesNotFit: says why, and what to change.
         """
 
+    def compare_with_site(
+        self, resources: JobResources, environ: Mapping[str, str]
+    ) -> tuple[list[tuple[tuple[str, ...], str]], list[str]]:
+        """Compare a stage's request with the limits of the cluster's site.
+
+        Args:
+            environ: of the commands that show the limits.
+
+        Returns:
+            what the site never allows, each with the stage's setting; and notes.
+        """
+        return [], []
+
     def num_gpus_of_host(self, environ: Mapping[str, str]) -> int | None:
         """Return how many GPUs each host has for a job; None where only the cluster knows.
 

@@ -171,6 +171,7 @@ class ResultRecord(TypedDict, total=False):
 
 
 _TASKS = "tasks"
+_ARRAYS = "arrays"
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,13 @@ class AttemptDirectory:
 
     @property
     def whole(self) -> AttemptDirectory:
-        """The attempt that this is one task of; itself where it is none."""
-        is_task = self.path.parent.name == _TASKS
-        return AttemptDirectory(self.path.parent.parent) if is_task else self
+        """The attempt that this is a task or an array of; itself where it is neither."""
+        is_part = self.path.parent.name in (_TASKS, _ARRAYS)
+        return AttemptDirectory(self.path.parent.parent).whole if is_part else self
+
+    def array(self, number: int) -> AttemptDirectory:
+        """Return the directory of one of the job arrays that the tasks are submitted as."""
+        return AttemptDirectory(self.path / _ARRAYS / str(number))
 
     def task(self, shard: int) -> AttemptDirectory:
         """Return the directory of the task that computes a shard."""

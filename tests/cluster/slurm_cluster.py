@@ -69,6 +69,7 @@ KillWait=5
 CompleteWait=0
 InactiveLimit=0
 MinJobAge={min_job_age}
+MaxArraySize=11
 Prolog={directory}/prolog
 JobRequeue=1
 AccountingStorageType=accounting_storage/none

@@ -86,8 +86,9 @@ def test_a_waiting_job_is_told_with_its_reason_and_a_running_one_with_hosts_and_
 @pytest.mark.parametrize(
     "reason",
     ["PartitionTimeLimit", "AssocMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit",
-     "QOSMaxGRESPerJob", "InvalidAccount", "AccountNotAllowed", "InvalidQOS",
-     "QOSMinCpuNotSatisfied", "BadConstraints", "ReservationDeleted", "DependencyNeverSatisfied"],
+     "QOSMaxGRESPerJob", "MaxMemPerLimit", "InvalidAccount", "AccountNotAllowed", "InvalidQOS",
+     "QOSMinCpuNotSatisfied", "BadConstraints", "DeadLine", "ReservationDeleted",
+     "DependencyNeverSatisfied"],
 )  # fmt: skip
 def test_a_job_whose_reason_to_wait_never_clears_is_reported_as_never_starting(reason):
     status = live_status(JobEntry("1", "PENDING", 0, reason), "")

@@ -39,7 +39,8 @@ def array_status(tasks: Mapping[int, JobStatus]) -> JobStatus:
         parts.append(f"{len(running)} at work")
     if waiting:
         reasons = dict.fromkeys(
-            status.message.removeprefix("waits in the queue: ") for status in waiting
+            status.message.removeprefix("waits in the queue: ").removeprefix("waiting: ")
+            for status in waiting
         )
         parts.append(f"{len(waiting)} waiting ({', '.join(reasons)})")
     if ended := len(tasks) - done - len(waiting) - len(running):
@@ -138,8 +139,12 @@ class SlurmArray(CallJob):
         """Return the content of job.json."""
         return self._array.record()
 
+    def task_statuses(self) -> dict[int, JobStatus]:
+        """Return the status of each task by its number, once the array's id is known."""
+        return {shard: self._status_of(shard) for shard in self._shards}
+
     def _look_at_tasks(self) -> JobStatus:
-        statuses = {shard: self._status_of(shard) for shard in self._shards}
+        statuses = self.task_statuses()
         if any(not status.is_finished for status in statuses.values()):
             return array_status(statuses)
         ending = array_ending(

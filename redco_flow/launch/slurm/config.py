@@ -8,6 +8,8 @@ them would be a second command.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -18,6 +20,7 @@ from redco_flow.spec.model import PositiveInt
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
+    from redco_flow.launch.slurm.limits import Request
 
 _SHORT_OPTIONS = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
@@ -134,3 +137,34 @@ class Config(ExecutorConfig):
     def seconds_of_warning(self) -> int:
         """Seconds between Slurm's warning of a job and the end of its walltime."""
         return self.warning_seconds
+
+    def compare_with_site(
+        self, resources: JobResources, environ: Mapping[str, str]
+    ) -> tuple[list[tuple[tuple[str, ...], str]], list[str]]:
+        """As `ExecutorConfig`: with the limits that `scontrol` and `sacctmgr` show."""
+        from redco_flow.launch.slurm.limits import ask_site
+
+        site, request = ask_site(environ), self.request(resources)
+        notes = [f"limits of the Slurm site that are not checked: {one}" for one in site.unknown]
+        if note := site.array_note(request):
+            notes.append(note)
+        return site.problems(request), notes
+
+    def request(self, resources: JobResources) -> Request:
+        """Return a job's request with what chooses its limits; `options` come last, and win."""
+        from redco_flow.launch.slurm.limits import Request, parse_minutes
+
+        if time := self._last_option("time", "t"):
+            resources = replace(resources, walltime_minutes=parse_minutes(time))
+        return Request(
+            resources,
+            partition=self._last_option("partition", "p") or self.partition or "",
+            account=self._last_option("account", "A") or self.account or "",
+            qos=self._last_option("qos", "q") or self.qos or "",
+            gpu_type=self.gpu_type or "",
+        )
+
+    def _last_option(self, name: str, letter: str) -> str:
+        pattern = re.compile(rf"(?:--{name}[= ]|-{letter}[= ]?)(\S+)")
+        found = [match[1] for option in self.options if (match := pattern.match(option))]
+        return found[-1] if found else ""

@@ -17,6 +17,7 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.host_facts import Finding, package_versions
 from redco_flow.launch.shared_files import FileWatch, settle_locks, shared_trial
 from redco_flow.launch.slurm.config import Config
+from redco_flow.launch.slurm.limits import examine_site
 from redco_flow.launch.slurm.probe import (
     SIGNALS,
     MakeJob,
@@ -69,6 +70,7 @@ def examine_slurm(
     yield Finding("partition", is_there, detail, f"slurm.partition: one of {known}")
     if not is_there:
         return
+    yield examine_site(os.environ, settings.partition)
     account = _check_account(settings)
     yield account
     enough = _check_gpus(gpus_per_host, gpus)

@@ -8,11 +8,12 @@ for a while is submitted again by its `status`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from redco_flow.errors import RedcoFlowError, StageFailed
 from redco_flow.launch.call import Call, JobResources, read_call, write_call
@@ -30,8 +31,10 @@ from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.doctor import examine_slurm
 from redco_flow.launch.slurm.job import SlurmJob
+from redco_flow.launch.slurm.limits import ask_site
 from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
+from redco_flow.launch.slurm.split_array import SplitArray, link_tasks
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
@@ -108,25 +111,69 @@ class SlurmExecutor(ChainingExecutor):
     ) -> CallJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         call = read_call(attempt.call_path)
+        _write_tasks(attempt, call)
+        size = self._array_size(call.resources)
+        if size is None:
+            return self._submit_job(attempt, call, upstream, after_end)
+        return self._submit_arrays(attempt, call, size, upstream, after_end)
+
+    def _array_size(self, resources: JobResources) -> int | None:
+        """Return how many tasks each array of a stage has; None where one array has them all."""
+        if not resources.shards:
+            return None
+        return ask_site(self._environment).array_size(self._config.request(resources))
+
+    def _submit_arrays(
+        self,
+        attempt: AttemptDirectory,
+        call: Call,
+        size: int,
+        upstream: Sequence[CallJob],
+        after_end: Sequence[CallJob],
+    ) -> CallJob:
+        shards = call.resources.shards
+        arrays = [shards[start : start + size] for start in range(0, len(shards), size)]
+
+        def submit(number: int) -> SlurmArray:
+            tasks = tuple(range(len(arrays[number])))
+            part = replace(call, resources=replace(call.resources, shards=tasks))
+            array = link_tasks(attempt, number, arrays[number])
+            write_call(array, part)
+            # `max_array_tasks` is for all arrays of the stage: one begins after the other.
+            before = job.arrays[-1:] if self._config.max_array_tasks else []
+            given = (array, part, upstream, [*after_end, *before])
+            return cast("SlurmArray", self._submit_job(*given))
+
+        record = self._record(attempt, "") | {"arrays": arrays}
+        write_json(attempt.job_path, record)
+        submissions = [functools.partial(submit, number) for number in range(len(arrays))]
+        job = SplitArray(attempt.path, arrays, record, submissions)
+        try:
+            job.submit()
+        except (RedcoFlowError, OSError):
+            attempt.job_path.unlink()
+            raise
+        return job
+
+    def _submit_job(
+        self,
+        attempt: AttemptDirectory,
+        call: Call,
+        upstream: Sequence[CallJob],
+        after_end: Sequence[CallJob],
+    ) -> CallJob:
+        """Submit one job, or one array, in the directory of the attempt or of the array."""
         title = f"{call.run} {call.stage} {call.attempt}"
 
         def sbatch() -> str:
             waits_for = (_without_ended(upstream, completed=True), _without_ended(after_end))
             submission = self._submission(attempt, title, call.resources, *waits_for)
             write_text(attempt.path / SCRIPT, render(submission))
-            return queue.submit(attempt.path / SCRIPT, self._job_environment(attempt))
+            return queue.submit(attempt.path / SCRIPT, self._job_environment(attempt.whole))
 
         (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
-        _write_tasks(attempt, call)
-        record = {
-            "executor": "slurm",
-            "job_id": "",
-            "job_name": self._submission(attempt, title, call.resources).job_name,
-            "attempt": str(attempt.path),
-            "cluster": self._cluster,
-            "submitted_at": utc_now(),
-            "shards": list(call.resources.shards),
-        }
+        name = self._submission(attempt, title, call.resources).job_name
+        record = self._record(attempt, name) | {"shards": list(call.resources.shards)}
         # Before sbatch: a record without an id is looked up by its name.
         write_json(attempt.job_path, record)
         try:
@@ -134,6 +181,7 @@ class SlurmExecutor(ChainingExecutor):
         except queue.TryLater as refusal:
             # It may have been accepted all the same; the record stays, and with it the name.
             job = reattach(record)
+            assert not isinstance(job, SplitArray)
             job.retry_submission(Resubmission(sbatch, refusal))
             return job
         except (RedcoFlowError, OSError):
@@ -141,6 +189,16 @@ class SlurmExecutor(ChainingExecutor):
             raise
         write_json(attempt.job_path, record | {"job_id": job_id})
         return reattach(record | {"job_id": job_id})
+
+    def _record(self, attempt: AttemptDirectory, job_name: str) -> dict[str, Any]:
+        return {
+            "executor": "slurm",
+            "job_id": "",
+            "job_name": job_name,
+            "attempt": str(attempt.path),
+            "cluster": self._cluster,
+            "submitted_at": utc_now(),
+        }
 
     def _submission(
         self,
@@ -191,12 +249,14 @@ def make(profile: Profile, environment: Mapping[str, str]) -> SlurmExecutor:
     return SlurmExecutor(profile.workspace, profile.section, variables=variables, **common)
 
 
-def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray:
+def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray | SplitArray:
     """Return the job of a record, from any process.
 
     Raises:
         KeyError: it is not a Slurm job's record.
     """
+    if arrays := record.get("arrays"):
+        return SplitArray(record["attempt"], arrays, record)
     if shards := record.get("shards"):
         return SlurmArray(record["attempt"], record["job_id"], shards, record)
     return SlurmJob(record["attempt"], record["job_id"], record=record)
@@ -208,7 +268,8 @@ def _with_ids(jobs: Sequence[CallJob]) -> list[CallJob]:
     Raises:
         StageFailed: Slurm never got one of them.
     """
-    found = [SlurmJob(job.attempt.path, job.job_id) for job in jobs]
+    parts = [one for job in jobs for one in (job.arrays if isinstance(job, SplitArray) else [job])]
+    found = [SlurmJob(part.attempt.path, part.job_id) for part in parts]
     for job in found:
         job.wait_for_id()
     return list(found)

@@ -40,7 +40,7 @@ _NEVER_STARTS = [
         "its time is above the limit: lower resources.walltime_minutes",
     ),
     (
-        re.compile(r"(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?"),
+        re.compile(r"(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|MaxMemPerLimit"),
         "one job may not have so much: lower the stage's resources",
     ),
     (
@@ -53,6 +53,7 @@ _NEVER_STARTS = [
     ),
     (re.compile(r"InvalidQOS|QOSNotAllowed"), "the QOS is not valid there: change slurm.qos"),
     (re.compile(r"BadConstraints"), "no node has this: change slurm.constraint or resources"),
+    (re.compile(r"DeadLine"), "it cannot end before its --deadline: change slurm.options"),
     (re.compile(r"ReservationDeleted"), "the reservation is gone: change slurm.reservation"),
     (re.compile(r"DependencyNeverSatisfied"), "a job that it depends on did not complete"),
 ]

@@ -22,6 +22,7 @@ from redco_flow.launch.slurm.messages import find_submit_limit, is_transient
 
 _COMMAND_SECONDS = 30.0
 _SUBMIT_SECONDS = 60.0
+_SHOW_SECONDS = 5.0
 _FIELDS = (
     "JobArrayID:40", "State:20", "RestartCnt:10", "Reason:60", "NodeList:400", "SubmitTime:30",
     "Name:200",
@@ -177,6 +178,15 @@ def count_gpus(partition: str | None, environment: Mapping[str, str]) -> dict[st
         node, _, resources = line.partition(" ")
         found[node] = sum(int(count) for count in _GPUS.findall(resources))
     return found
+
+
+def show(command: list[str], environment: Mapping[str, str]) -> str:
+    """Return what scontrol or sacctmgr shows, in seconds.
+
+    Raises:
+        ClusterUnreachable, StageFailed: it does not answer, or refuses.
+    """
+    return _run(command, environment, _SHOW_SECONDS)
 
 
 def try_submission(options: Iterable[str], environment: Mapping[str, str]) -> None:

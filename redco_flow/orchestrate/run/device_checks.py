@@ -1,7 +1,8 @@
-"""Check, before anything is submitted, that a plan's stages fit the profile's devices.
+"""Check, before anything is submitted, that a plan's stages fit the profile's devices and limits.
 
-GPUs that a stage asks for, and the shards and batches that are cut over devices. What only the
-cluster or JAX knows is checked by the stage itself, before its work begins.
+GPUs that a stage asks for, the shards and batches that are cut over devices, and the limits of the
+cluster's site (walltime, nodes, memory, job arrays). What only JAX knows is checked by the stage
+itself, before its work begins.
 """
 
 from __future__ import annotations
@@ -20,28 +21,35 @@ from redco_flow.spec.stage_kind import find_stage_kind
 
 _GPUS = ("resources", "gpus_per_host")
 _HOSTS = ("resources", "num_hosts")
+_WALLTIME = ("resources", "walltime_minutes")
+_OF_THE_PROFILE = " (it is the profile's: the executor's walltime_minutes or options)"
 
 
 def check_devices(
     resolved: ResolvedPipeline, profile: Profile, plan: Plan, environ: Mapping[str, str]
-) -> None:
-    """Raise where a stage that will run, or may, cannot have its devices under the profile.
+) -> list[str]:
+    """Raise where a stage that will run, or may, can never have its resources under the profile.
 
     Args:
         environ: of this process; the profile's `environment` is laid over it.
+
+    Returns:
+        notes for people: limits that are not known, or that have a stage wait.
 
     Raises:
         DoesNotFit: every such stage, with the place of its setting in the file.
     """
     environ = {**environ, **profile.environment}
+    notes: list[str] = []
     problems = [
         problem
         for name, stage in resolved.stages.items()
         if plan.stages[name].action in ("run", "wait")
-        for problem in _stage_problems(resolved, stage, profile, environ)
+        for problem in _stage_problems(resolved, stage, profile, environ, notes)
     ]
     if problems:
         raise DoesNotFit("\n".join(map(str, sorted(set(problems)))))
+    return list(dict.fromkeys(notes))
 
 
 def _stage_problems(
@@ -49,6 +57,7 @@ def _stage_problems(
     stage: ResolvedStage,
     profile: Profile,
     environ: Mapping[str, str],
+    notes: list[str],
 ) -> Iterator[Problem]:
     def at(path: tuple[str, ...], message: str) -> Problem:
         key = f"stages.{stage.name}.{dotted(path)}"
@@ -60,6 +69,11 @@ def _stage_problems(
     except RedcoFlowError as error:
         yield at(_GPUS if stage.resources.gpus_per_host else _HOSTS, str(error))
         return
+    refused, said = profile.section.compare_with_site(resources, environ)
+    notes += said
+    for path, message in refused:
+        is_profiles = path == _WALLTIME and stage.resources.walltime_minutes is None
+        yield at(path, message + (_OF_THE_PROFILE if is_profiles else ""))
     gpus = profile.section.num_gpus_of_host(environ)
     is_short = gpus is not None and gpus < resources.gpus_per_host
     if is_short and profile.missing_gpus == "error":
