@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,7 +25,7 @@ from redco_flow.orchestrate.notify.notices import tell_end
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.session import Outcome, RunSession
 from redco_flow.orchestrate.run.state import LaunchRecord, StateStore, note_takeover
-from redco_flow.orchestrate.run.stopping import Log, RunContext, StopRequest
+from redco_flow.orchestrate.run.stopping import Log, RunContext, StopRequest, pause_after
 from redco_flow.records import open_no_link, write_text
 from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile
@@ -300,8 +301,8 @@ def _follow_flow(session: RunSession, log: Log) -> None:
 
 def _wait_heeding(session: RunSession, action: Callable[[], None]) -> None:
     """Let a thread do something; requests to stop reach the stages meanwhile."""
-    ended = _in_thread(action)
-    while not ended.wait(_POLL_SECONDS):
+    ended, since = _in_thread(action), time.monotonic()
+    while not ended.wait(pause_after(since)):
         _heed_requests(session)
 
 
