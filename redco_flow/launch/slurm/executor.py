@@ -255,7 +255,7 @@ class SlurmExecutor(ChainingExecutor):
 
     def _exports(self, attempt: AttemptDirectory) -> dict[str, str]:
         """What every job must have, whatever `--export` in slurm.options leaves out."""
-        inherited = job_environment({**self._environment, **self._variables}, attempt)
+        inherited = job_environment({**self._environment, **self._variables}, attempt.whole)
         names = [*self._variables, *job_environment({}, attempt)]
         address = self._config.rendezvous_address
         named = {ADDRESS_VARIABLE: address} if address else {}
