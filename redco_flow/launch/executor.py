@@ -95,6 +95,13 @@ class CallExecutor(Executor):
             return cast("CallJob", job)  # it becomes one when the batch is submitted
         return cast("CallJob", self._internal_process_submissions([submission])[0])
 
+    def take_over(self, job: CallJob) -> None:
+        """Have `job.status` submit what an earlier launcher of the run left unsubmitted.
+
+        Args:
+            job: of an attempt of a run whose lease this process holds.
+        """
+
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
         """Return what `submit_call` would hand to a cluster; "" where there is none.
 

@@ -121,3 +121,34 @@ def test_all_arrays_of_a_stage_are_found_again_and_cancelled(slurm, submit, tmp_
     assert len(job.job_id.split(",")) == 2
     assert job.state == "CANCELLED"
     assert slurm.jobs() == {}
+
+
+def test_another_launcher_submits_the_arrays_that_one_left(
+    slurm, submit, new_executor, tmp_path, monkeypatch
+):
+    """Fault 59: the second was being submitted, the third not yet."""
+    commands = FaultyCommands(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", commands.path)
+    commands.inject("sbatch", ONE_ARRAY_AT_MOST)
+    settings = {"options": ["--begin=now+1hour"]}
+    left = submit(
+        kind=KIND,
+        config={"folder": str(tmp_path)},
+        num_shards=23,
+        resources=JobResources(shards=tuple(range(23))),
+        settings=settings,
+    )
+    reader, job = reattach(left.record()), reattach(left.record())
+    assert job.is_unsubmitted
+    wait_until(lambda: "for the launcher to submit its array" in reader.status().message, 60)
+
+    commands.repair("sbatch")
+    new_executor(settings=settings).take_over(job)
+    wait_until(lambda: not job.done() and not job.is_unsubmitted, 90)
+
+    assert len(job.job_id.split(",")) == 3
+    assert not reader.done()
+    assert not reader.is_unsubmitted
+    assert len(slurm.jobs()) == 3
+    reader.cancel()
+    assert job.state == "CANCELLED"

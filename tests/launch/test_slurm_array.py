@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from redco_flow.errors import StageFailed
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.executor import reattach
 from redco_flow.launch.job import JobStatus
 from redco_flow.launch.slurm.array import array_ending, array_status
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.script import Submission, render
-from redco_flow.tracking.attempt import Cause, State
+from redco_flow.records import write_json
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 
 SUBMISSION = Submission(
     attempt=Path("/data/my ws/1"),
@@ -85,3 +88,38 @@ def test_a_cancelled_array_is_cancelled_unless_it_has_its_result():
     for has_result, cause in ((False, "cancelled"), (True, "completed")):
         record = array_ending(tasks, was_cancelled=True, has_result=has_result)
         assert record.cause == cause
+
+
+@pytest.fixture
+def unsubmitted(tmp_path):
+    """The job of an attempt whose launcher ended before it submitted the first of two arrays."""
+    attempt = AttemptDirectory(tmp_path)
+    record = {"executor": "slurm", "job_id": "", "attempt": str(tmp_path), "cluster": ""}
+    write_json(attempt.job_path, record | {"arrays": [[0, 1], [2]]})
+    return reattach(attempt.read_job())
+
+
+def test_arrays_that_are_not_submitted_are_pending_for_all_but_the_launcher(unsubmitted):
+    """No other process ends the attempt, unless it is cancelled."""
+    text = "0 of 3 tasks done, 3 waiting (for the launcher to submit its array)"
+    assert (unsubmitted.status().message, unsubmitted.state) == (text, "PENDING")
+    assert unsubmitted.is_unsubmitted
+    assert not unsubmitted.done()
+    assert unsubmitted.attempt.read_exit() is None
+
+    unsubmitted.cancel()
+
+    assert unsubmitted.attempt.read_exit().cause is Cause.CANCELLED
+    assert not unsubmitted.is_unsubmitted
+
+
+def test_a_launcher_that_takes_over_ends_an_attempt_whose_arrays_are_refused_for_good(unsubmitted):
+    def refuse(number):
+        raise StageFailed(f"sbatch: invalid account for array {number}")
+
+    unsubmitted.drive(refuse, refuse)
+
+    assert unsubmitted.done()
+    record = unsubmitted.attempt.read_exit()
+    assert record.cause is Cause.NEVER_SUBMITTED
+    assert "invalid account for array 0" in record.message

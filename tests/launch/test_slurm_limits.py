@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.slurm.limits import Request, parse_minutes, parse_site, parse_tres
+from redco_flow.launch.slurm.config import Config
+from redco_flow.launch.slurm.limits import (
+    Request,
+    ask_site,
+    parse_minutes,
+    parse_site,
+    parse_tres,
+)
 
 CONFIG = """\
 AccountingStorageEnforce = associations,limits,qos
@@ -87,3 +97,100 @@ def test_arrays_are_cut_by_max_array_size_and_by_the_limit_of_submitted_jobs():
     assert site.max_submitted(tiny) == (5, "MaxSubmitJobsPerUser of QOS tiny")
     assert site.array_size(tiny) == 2
     assert parse_site({}).array_size(tiny) is None
+
+
+def test_the_qos_of_an_association_without_a_default_is_not_guessed():
+    """The controller takes the only QOS of the association, or that of root: `man slurm.conf`."""
+    qos = QOS.replace("normal|||||||||||", "normal||00:30:00|||||||||")
+    no_default = ANSWERS | {"assoc": "lab|||||||||\n", "qos": qos}
+
+    assert parse_site(no_default).problems(asked()) == []
+    assert parse_site(no_default).problems(asked(qos="normal"))
+
+
+def test_the_least_of_a_qos_counts_for_cpus_only_where_a_stage_requests_them():
+    site, chosen = parse_site(ANSWERS), {"account": "lab", "qos": "tiny"}
+
+    (problem,) = site.problems(Request(JobResources(cpus_per_host=1), **chosen))
+    assert "cpu=1 is below the least of 2 (MinTRES of QOS tiny)" in problem[1]
+    assert site.problems(Request(JobResources(), **chosen)) == []
+
+
+def fake_commands(folder, **answers):
+    """Commands of a site in a folder that print these answers, and fail without one."""
+    folder.mkdir(exist_ok=True)
+    for name in ("scontrol", "sacctmgr"):
+        script = folder / name
+        script.write_text(
+            f'#!/bin/bash\necho "$*" >> {folder}/calls\n'
+            "for word in config partition assoc qos; do\n"
+            f'case " $* " in *" $word "*) exec cat {folder}/$word;; esac; done\n'
+        )
+        script.chmod(0o755)
+    for key, text in answers.items():
+        (folder / key).write_text(text)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "REDCO_FLOW_HOME": str(folder / "home")}
+
+
+def test_answers_are_kept_for_minutes_and_those_that_lack_something_for_half_a_minute(tmp_path):
+    """By a file, and not again as new by a process that lives longer than it."""
+    environ = fake_commands(tmp_path / "site", **ANSWERS)
+    calls, told = tmp_path / "site/calls", ask_site(environ)
+    (kept,) = (tmp_path / "site/home").iterdir()
+
+    assert (told.max_array_size, told.unknown) == (11, [])
+    assert ask_site(environ) == told
+    assert len(calls.read_text().splitlines()) == 4
+    record = json.loads(kept.read_text())
+    fake_commands(tmp_path / "site", config=CONFIG.replace("= 11", "= 99"))
+    (tmp_path / "site/qos").unlink()
+    ask_site(environ, fresh=True)
+    changed = json.loads(kept.read_text())
+    assert "= 99" in changed["answers"]["config"]
+    assert len(changed["unknown"]) == 1
+    for seconds, size in ((20, 11), (40, 99)):
+        unknown = {"unknown": ["an outage"], "time": record["time"] - seconds}
+        kept.write_text(json.dumps(record | unknown))
+        assert ask_site(environ, fresh=False).max_array_size == size
+
+
+@pytest.mark.parametrize(
+    "config", ["AccountingStorageEnforce = limits", "MaxArraySize = ²", "no settings", ""]
+)
+def test_unexpected_answers_are_unknown(tmp_path, config):
+    site = ask_site(fake_commands(tmp_path, **(ANSWERS | {"config": config})))
+
+    assert site.max_array_size is None
+    assert site.problems(asked()) == []
+
+
+def test_options_of_the_profile_replace_what_is_compared(tmp_path):
+    environ = fake_commands(tmp_path, **ANSWERS)
+    request = asked().resources
+
+    def refused(*options, **settings):
+        config = Config(options=list(options), **settings)
+        return [path[-1] for path, _ in config.compare_with_site(request, environ)[0]]
+
+    chosen = {"partition": "short", "account": "lab"}
+    sizes = ["num_hosts", "memory_gib", "cpus_per_host", "gpus_per_host", "num_hosts"]
+    assert refused(**chosen) == ["walltime_minutes", *sizes]
+    assert refused("--part=short", "--accou lab") == refused(**chosen)
+    assert refused("-p short", "-A lab", "-t 60") == sizes
+    assert refused("--time=60", "--exclusive", **chosen) == []
+    assert refused("--mem=1G --gres=gpu:1", "--time=1:00:00", **chosen) == ["num_hosts"] * 2
+    assert refused("--cpus-per-t=1", "-t '5'", **chosen) == [sizes[0], *sizes[-2:]]
+    assert refused("-M other", **chosen) == refused("--cluster=other", **chosen) == []
+
+
+def test_nothing_is_refused_where_a_plugin_may_change_the_request(tmp_path):
+    answers = ANSWERS | {"config": f"{CONFIG}JobSubmitPlugins        = lua\n"}
+    config = Config(partition="short", account="lab")
+    environ = fake_commands(tmp_path, **answers)
+
+    problems, notes = config.compare_with_site(asked().resources, environ)
+
+    assert problems == []
+    assert len(notes) == 6
+    assert "resources.walltime_minutes: 180 min are above the limit of 120 min" in notes[0]
+    assert "(unless the site's lua changes the request)" in notes[0]

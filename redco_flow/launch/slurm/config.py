@@ -7,6 +7,7 @@ them would be a second command.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,6 +30,29 @@ _SHORT_OPTIONS = {
     "N": "nodes", "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec",
     "t": "time", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
+_ALL = frozenset({"node", "cpu", "mem", "gres/gpu"})
+# What is known only to Slurm where `options` have the name.
+_DECIDES = {
+    "time-min": frozenset({"time"}),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), frozenset({"mem"})),
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu", "mincpus"), frozenset({"cpu", "mem"})),
+    **dict.fromkeys(
+        (
+            "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task",
+            "ntasks-per-gpu",
+        ),
+        frozenset({"gres/gpu", "cpu", "mem"}),
+    ),
+    **dict.fromkeys(
+        (
+            "nodes", "nodelist", "nodefile", "use-min-nodes", "ntasks", "ntasks-per-node",
+            "ntasks-per-core", "ntasks-per-socket", "exclusive", "overcommit", "sockets-per-node",
+            "cores-per-socket", "threads-per-core", "extra-node-info", "hint",
+        ),
+        _ALL,
+    ),
+}  # fmt: skip
+_CONCERN_LIMITS = ("time", "partition", "account", "qos", "clusters", *_DECIDES)
 _SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe"}
 
 
@@ -141,30 +165,61 @@ class Config(ExecutorConfig):
     def compare_with_site(
         self, resources: JobResources, environ: Mapping[str, str]
     ) -> tuple[list[tuple[tuple[str, ...], str]], list[str]]:
-        """As `ExecutorConfig`: with the limits that `scontrol` and `sacctmgr` show."""
+        """As `ExecutorConfig`: with the limits that `scontrol` and `sacctmgr` show.
+
+        Where the site's plugins may change a request at its submission, all are notes.
+        """
         from redco_flow.launch.slurm.limits import ask_site
 
+        if self.names_clusters:
+            return [], ["slurm.options name clusters, whose limits are not checked"]
         site, request = ask_site(environ), self.request(resources)
         notes = [f"limits of the Slurm site that are not checked: {one}" for one in site.unknown]
         if note := site.array_note(request):
             notes.append(note)
-        return site.problems(request), notes
+        problems = site.problems(request)
+        if not site.submit_plugins:
+            return problems, notes
+        changes = f"unless the site's {site.submit_plugins} changes the request"
+        return [], [*notes, *(f"{'.'.join(path)}: {text} ({changes})" for path, text in problems)]
+
+    @property
+    def names_clusters(self) -> bool:
+        """Whether `options` send jobs to other clusters than the commands ask."""
+        return "clusters" in self._given()
 
     def request(self, resources: JobResources) -> Request:
         """Return a job's request with what chooses its limits; `options` come last, and win."""
         from redco_flow.launch.slurm.limits import Request, parse_minutes
 
-        if time := self._last_option("time", "t"):
+        given = self._given()
+        if time := given.get("time"):
             resources = replace(resources, walltime_minutes=parse_minutes(time))
+        unchecked = (_DECIDES[name] for name in given if name in _DECIDES)
         return Request(
             resources,
-            partition=self._last_option("partition", "p") or self.partition or "",
-            account=self._last_option("account", "A") or self.account or "",
-            qos=self._last_option("qos", "q") or self.qos or "",
+            partition=given.get("partition") or self.partition or "",
+            account=given.get("account") or self.account or "",
+            qos=given.get("qos") or self.qos or "",
             gpu_type=self.gpu_type or "",
+            unchecked=frozenset().union(*unchecked),
         )
 
-    def _last_option(self, name: str, letter: str) -> str:
-        pattern = re.compile(rf"(?:--{name}[= ]|-{letter}[= ]?)(\S+)")
-        found = [match[1] for option in self.options if (match := pattern.match(option))]
-        return found[-1] if found else ""
+    def _given(self) -> dict[str, str]:
+        """Return the values of those `options` that concern limits, by their full names."""
+        found = {}
+        words = [word for option in self.options for word in re.split(r"[\s='\"]+", option)]
+        for word, value in itertools.pairwise([*words, ""]):
+            if word.startswith("--"):
+                for name in _full_names(word[2:]):
+                    found[name] = value
+            elif word[:1] == "-" and word[1:2] in _SHORT_OPTIONS:
+                found[_SHORT_OPTIONS[word[1]]] = word[2:] or value
+        return found
+
+
+def _full_names(given: str) -> list[str]:
+    """Return the options that sbatch takes an abbreviation for."""
+    if given in _CONCERN_LIMITS:
+        return [given]
+    return [name for name in _CONCERN_LIMITS if given and name.startswith(given)]

@@ -119,7 +119,7 @@ class SlurmExecutor(ChainingExecutor):
 
     def _array_size(self, resources: JobResources) -> int | None:
         """Return how many tasks each array of a stage has; None where one array has them all."""
-        if not resources.shards:
+        if not resources.shards or self._config.names_clusters:
             return None
         return ask_site(self._environment).array_size(self._config.request(resources))
 
@@ -132,28 +132,50 @@ class SlurmExecutor(ChainingExecutor):
         after_end: Sequence[CallJob],
     ) -> CallJob:
         shards = call.resources.shards
-        arrays = [shards[start : start + size] for start in range(0, len(shards), size)]
-
-        def submit(number: int) -> SlurmArray:
-            tasks = tuple(range(len(arrays[number])))
-            part = replace(call, resources=replace(call.resources, shards=tasks))
-            array = link_tasks(attempt, number, arrays[number])
-            write_call(array, part)
-            # `max_array_tasks` is for all arrays of the stage: one begins after the other.
-            before = job.arrays[-1:] if self._config.max_array_tasks else []
-            given = (array, part, upstream, [*after_end, *before])
-            return cast("SlurmArray", self._submit_job(*given))
-
-        record = self._record(attempt, "") | {"arrays": arrays}
+        record = self._record(attempt, "") | {
+            "arrays": [shards[start : start + size] for start in range(0, len(shards), size)],
+            "upstream": [(str(one.attempt.path), one.job_id) for one in upstream],
+            "after_end": [(str(one.attempt.path), one.job_id) for one in after_end],
+        }
         write_json(attempt.job_path, record)
-        submissions = [functools.partial(submit, number) for number in range(len(arrays))]
-        job = SplitArray(attempt.path, arrays, record, submissions)
+        job = SplitArray(attempt.path, record["arrays"], record)
+        self.take_over(job)
         try:
             job.submit()
         except (RedcoFlowError, OSError):
             attempt.job_path.unlink()
             raise
         return job
+
+    def take_over(self, job: CallJob) -> None:
+        """As `CallExecutor.take_over`: the arrays of a stage that are not submitted."""
+        if not isinstance(job, SplitArray) or job.is_driven:
+            return
+        record, call = job.record(), read_call(job.attempt.call_path)
+        upstream = [SlurmJob(path, job_id) for path, job_id in record["upstream"]]
+        after_end = [SlurmJob(path, job_id) for path, job_id in record["after_end"]]
+
+        def given(
+            number: int,
+        ) -> tuple[AttemptDirectory, Call, Sequence[CallJob], Sequence[CallJob]]:
+            tasks = tuple(range(len(record["arrays"][number])))
+            part = replace(call, resources=replace(call.resources, shards=tasks))
+            # `max_array_tasks` is for all arrays of the stage: one begins after the other.
+            before = job.array_before(number) if self._config.max_array_tasks else []
+            return job.attempt.array(number), part, upstream, [*after_end, *before]
+
+        def submit(number: int) -> SlurmArray:
+            array, part, *waits_for = given(number)
+            link_tasks(job.attempt, number, record["arrays"][number])
+            write_call(array, part)
+            return cast("SlurmArray", self._submit_job(array, part, *waits_for))
+
+        def search(number: int, array: SlurmArray) -> None:
+            refusal = queue.TryLater("its launcher ended while it was submitted.")
+            sbatch = functools.partial(self._sbatch, *given(number))
+            array.retry_submission(Resubmission(sbatch, refusal))
+
+        job.drive(submit, search)
 
     def _submit_job(
         self,
@@ -163,16 +185,9 @@ class SlurmExecutor(ChainingExecutor):
         after_end: Sequence[CallJob],
     ) -> CallJob:
         """Submit one job, or one array, in the directory of the attempt or of the array."""
-        title = f"{call.run} {call.stage} {call.attempt}"
-
-        def sbatch() -> str:
-            waits_for = (_without_ended(upstream, completed=True), _without_ended(after_end))
-            submission = self._submission(attempt, title, call.resources, *waits_for)
-            write_text(attempt.path / SCRIPT, render(submission))
-            return queue.submit(attempt.path / SCRIPT, self._job_environment(attempt.whole))
-
+        sbatch = functools.partial(self._sbatch, attempt, call, upstream, after_end)
         (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
-        name = self._submission(attempt, title, call.resources).job_name
+        name = self._submission(attempt, _title_of(call), call.resources).job_name
         record = self._record(attempt, name) | {"shards": list(call.resources.shards)}
         # Before sbatch: a record without an id is looked up by its name.
         write_json(attempt.job_path, record)
@@ -189,6 +204,18 @@ class SlurmExecutor(ChainingExecutor):
             raise
         write_json(attempt.job_path, record | {"job_id": job_id})
         return reattach(record | {"job_id": job_id})
+
+    def _sbatch(
+        self,
+        attempt: AttemptDirectory,
+        call: Call,
+        upstream: Sequence[CallJob],
+        after_end: Sequence[CallJob],
+    ) -> str:
+        waits_for = (_without_ended(upstream, completed=True), _without_ended(after_end))
+        submission = self._submission(attempt, _title_of(call), call.resources, *waits_for)
+        write_text(attempt.path / SCRIPT, render(submission))
+        return queue.submit(attempt.path / SCRIPT, self._job_environment(attempt.whole))
 
     def _record(self, attempt: AttemptDirectory, job_name: str) -> dict[str, Any]:
         return {
@@ -228,7 +255,7 @@ class SlurmExecutor(ChainingExecutor):
 
     def _exports(self, attempt: AttemptDirectory) -> dict[str, str]:
         """What every job must have, whatever `--export` in slurm.options leaves out."""
-        inherited = job_environment({**self._environment, **self._variables}, attempt)
+        inherited = job_environment({**self._environment, **self._variables}, attempt.whole)
         names = [*self._variables, *job_environment({}, attempt)]
         address = self._config.rendezvous_address
         named = {ADDRESS_VARIABLE: address} if address else {}
@@ -260,6 +287,10 @@ def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray | SplitArray:
     if shards := record.get("shards"):
         return SlurmArray(record["attempt"], record["job_id"], shards, record)
     return SlurmJob(record["attempt"], record["job_id"], record=record)
+
+
+def _title_of(call: Call) -> str:
+    return f"{call.run} {call.stage} {call.attempt}"
 
 
 def _with_ids(jobs: Sequence[CallJob]) -> list[CallJob]:

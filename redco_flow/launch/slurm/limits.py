@@ -7,7 +7,6 @@ Which limit counts where several are defined: https://slurm.schedmd.com/resource
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import pwd
@@ -15,7 +14,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
@@ -28,7 +27,8 @@ Tres = Mapping[str, float]
 SettingProblem = tuple[tuple[str, ...], str]
 
 _SECONDS_TO_KEEP = 600.0
-_MIN_JOB_AGE = 30  # squeue is asked every 10 s, and twice to confirm an end
+_SECONDS_TO_KEEP_UNKNOWN = 30.0
+_MIN_JOB_AGE = 180  # a still queue is asked every 120 s, then for up to 60 s to confirm an end
 _ASSOCIATION = (
     "Account", "Partition", "DefaultQOS", "MaxWall", "MaxSubmitJobs", "GrpSubmitJobs", "MaxTRES",
     "MaxTRESPerNode", "GrpTRES",
@@ -45,6 +45,7 @@ _SETTINGS = {
     "node": ("resources", "num_hosts"),
 }
 _GPUS = ("resources", "gpus_per_host")
+_SUBMIT_PLUGINS = ("JobSubmitPlugins", "CliFilterPlugins")
 _OTHERS = "or choose another slurm.partition, slurm.qos or slurm.account"
 
 
@@ -73,13 +74,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Request:
-    """One job's request, and the names that choose its limits; "" is the site's default."""
+    """One job's request, and the names that choose its limits; "" is the site's default.
+
+    Args:
+        unchecked: what is not known: "time", "node", "cpu", "mem", "gres/gpu".
+    """
 
     resources: JobResources
     partition: str = ""
     account: str = ""
     qos: str = ""
     gpu_type: str = ""
+    unchecked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class SiteLimits:
         max_array_size: one more than the largest index of a task; 0: no arrays.
         min_job_age: seconds for which Slurm remembers an ended job.
         associations: of this user, by (account, partition).
+        submit_plugins: may change a request when it is submitted.
     """
 
     unknown: Sequence[str] = ()
@@ -101,6 +108,7 @@ class SiteLimits:
     default_partition: str = ""
     associations: Sequence[tuple[str, str, Limits]] = ()
     qos: Mapping[str, Limits] = field(default_factory=dict)
+    submit_plugins: str = ""
 
     def problems(self, request: Request) -> list[SettingProblem]:
         """Return what keeps every job of this request from ever starting, by the setting.
@@ -164,7 +172,8 @@ class SiteLimits:
                 if (not request.account or account == request.account) and only in ("", name)
             ]
             for association in owned or [Limits("association")]:
-                own = self.qos.get(request.qos or association.qos or "normal")
+                # Of an association without a default, the controller alone knows the QOS.
+                own = self.qos.get(request.qos or association.qos)
                 chain = [self.qos.get(partition.qos), own]
                 if own is not None and "OverPartQOS" in own.flags:
                     chain.reverse()
@@ -186,15 +195,21 @@ def _problems(
 ) -> Iterator[SettingProblem]:
     partition, *others = chain
     flags = frozenset().union(*(one.flags for one in others))
-    yield from _time_problems(resources, partition, others, flags)
+    if "time" not in request.unchecked:
+        yield from _time_problems(resources, partition, others, flags)
     nodes = resources.num_hosts
     if (
         partition.max_nodes is not None
+        and "node" not in request.unchecked
         and nodes > partition.max_nodes
         and "PartitionMaxNodes" not in flags
     ):
         yield _above("node", nodes, partition.max_nodes, f"MaxNodes of {partition.place}")
-    whole = _tres_of(resources, request.gpu_type)
+    whole = {
+        name: amount
+        for name, amount in _tres_of(resources, request.gpu_type).items()
+        if name.removesuffix(f":{request.gpu_type}") not in request.unchecked
+    }
     of_node = {name: amount / nodes for name, amount in whole.items() if name != "node"}
     seen: set[tuple[str, str]] = set()
     for limits in chain:
@@ -205,7 +220,8 @@ def _problems(
                     yield _above(name, requested[name], amount, f"{word} of {limits.place}")
                 seen.add((word, name))
         for name, amount in limits.least.items():
-            if ("MinTRES", name) not in seen and whole.get(name, amount) < amount:
+            is_known = name != "cpu" or resources.cpus_per_host is not None
+            if is_known and ("MinTRES", name) not in seen and whole.get(name, amount) < amount:
                 least = f"{amount:g} (MinTRES of {limits.place})"
                 text = f"{name}={whole[name]:g} is below the least of {least}; raise it, {_OTHERS}"
                 yield _SETTINGS.get(name, _GPUS), text
@@ -274,6 +290,11 @@ def parse_site(answers: Mapping[str, str], unknown: Sequence[str] = ()) -> SiteL
         default_partition=next(iter(defaults), ""),
         associations=[_association(row) for row in _columns(rows["assoc"], _ASSOCIATION)],
         qos={row["Name"]: _qos(row) for row in _columns(rows["qos"], _QOS)},
+        submit_plugins=", ".join(
+            config[key]
+            for key in _SUBMIT_PLUGINS
+            if config.get(key, "(null)") not in ("(null)", "")
+        ),
     )
 
 
@@ -365,7 +386,7 @@ def _amount(name: str, text: str) -> float | None:
 
 
 def _whole_number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def examine_site(environ: Mapping[str, str], partition: str | None) -> Finding:
@@ -395,49 +416,74 @@ def examine_site(environ: Mapping[str, str], partition: str | None) -> Finding:
 def ask_site(environ: Mapping[str, str], *, fresh: bool = False) -> SiteLimits:
     """Return the limits of the site, by its commands or by answers of the last ten minutes.
 
+    Answers that lack something are kept for half a minute only.
+
     Args:
         environ: of Slurm's commands.
         fresh: ask, whatever is kept.
     """
     path = _cache_path(environ)
-    with suppress(OSError, ValueError, TypeError, KeyError, RedcoFlowError):
-        kept = None if fresh else read_json_if_present(path)
-        if kept is not None and 0 <= time.time() - kept["time"] < _SECONDS_TO_KEEP:
-            return parse_site(kept["answers"], kept["unknown"])
-    if fresh:
-        _ask.cache_clear()
-    answers, unknown = _ask(tuple(sorted(environ.items())))
-    if answers:
-        with suppress(OSError, RedcoFlowError):  # a home that is full or read-only
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"time": time.time(), "answers": answers, "unknown": unknown})
-    return parse_site(answers, unknown)
+    kept = None if fresh else _read_kept(path) or _asked.get(path)
+    if kept is None or not kept.is_young():
+        kept = _asked[path] = _Answers(time.time(), *_ask(environ))
+        if kept.answers:
+            with suppress(OSError, RedcoFlowError):  # a home that is full or read-only
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, asdict(kept))
+    try:
+        return parse_site(kept.answers, kept.unknown)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return SiteLimits([*kept.unknown, f"an answer of Slurm was not understood: {error!r}"])
 
 
-@functools.lru_cache(maxsize=4)
-def _ask(environ: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], list[str]]:
-    """Run the commands once in a process; none after a controller that does not answer."""
-    environment = dict(environ)
+@dataclass(frozen=True)
+class _Answers:
+    """The answers of one round of questions, at a time in seconds since 1970."""
+
+    time: float
+    answers: dict[str, str]
+    unknown: list[str]
+
+    def is_young(self) -> bool:
+        most = _SECONDS_TO_KEEP_UNKNOWN if self.unknown else _SECONDS_TO_KEEP
+        return 0 <= time.time() - self.time < most
+
+
+_asked: dict[Path, _Answers] = {}  # for a home that cannot be written, and for outages
+
+
+def _read_kept(path: Path) -> _Answers | None:
+    """Return what the file has, if it is young."""
+    with suppress(OSError, ValueError, TypeError, RedcoFlowError):
+        kept = _Answers(**(read_json_if_present(path) or {}))
+        return kept if kept.is_young() else None
+    return None
+
+
+def _ask(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Run the commands; none after a controller that does not answer."""
     answers: dict[str, str] = {}
     unknown: list[str] = []
-    user = pwd.getpwuid(os.getuid()).pw_name
     commands = {
         "config": ["scontrol", "show", "config"],
         "partition": ["scontrol", "--all", "--oneliner", "show", "partition"],
-        "assoc": ["sacctmgr", "-nP", "show", "assoc", f"user={user}"],
-        "qos": ["sacctmgr", "-nP", "show", "qos"],
+        "assoc": ["sacctmgr", "-nP", "show", "assoc", f"format={','.join(_ASSOCIATION)}"],
+        "qos": ["sacctmgr", "-nP", "show", "qos", f"format={','.join(_QOS)}"],
     }
-    commands["assoc"].append(f"format={','.join(_ASSOCIATION)}")
-    commands["qos"].append(f"format={','.join(_QOS)}")
     for key, command in commands.items():
         if key == "assoc":
             config = _settings_of(answers)
             if not _are_enforced(config):
                 break
-            command.append(f"cluster={config['ClusterName']}")
+            try:
+                user = pwd.getpwuid(os.getuid()).pw_name
+                command += [f"user={user}", f"cluster={config['ClusterName']}"]
+            except KeyError as error:
+                unknown.append(f"accounting, without a user's or the cluster's name: {error}")
+                break
         try:
-            answers[key] = queue.show(command, environment)
-        except RedcoFlowError as error:
+            answers[key] = queue.show(command, environ)
+        except (RedcoFlowError, OSError) as error:
             unknown.append(str(error))
             if key == "config":
                 break
@@ -445,6 +491,7 @@ def _ask(environ: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], list[str
 
 
 def _cache_path(environ: Mapping[str, str]) -> Path:
+    """Return the file of one user, host and configuration: clusters may share a home."""
     folder = environ.get("REDCO_FLOW_HOME") or Path.home() / ".redco-flow"
-    cluster = digest_json([os.getuid(), environ.get("SLURM_CONF", "")])[:12]
-    return Path(folder) / f"slurm-limits-{cluster}.json"
+    whose = [os.getuid(), os.uname().nodename, environ.get("SLURM_CONF", "")]
+    return Path(folder) / f"slurm-limits-{digest_json(whose)[:12]}.json"

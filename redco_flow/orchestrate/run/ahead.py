@@ -200,10 +200,13 @@ class JobChain:
         waits_for = self._known.open_upstream(stage)
         if waits_for is None:
             return
+        upstream = [reattach(one.read_job() or {}) for one in waits_for.values()]
+        if any(one.is_unsubmitted for one in upstream):  # an earlier launcher left it so
+            log(f"{stage} | is submitted when its upstream stages have completed")
+            return
         attempt = self._write(stage, waits_for)
         self._context.state_store.note("job_submitting", stage=stage, attempt=attempt.number)
         executor = make_chaining_executor(self._context.profile, self._context.environment)
-        upstream = [reattach(one.read_job() or {}) for one in waits_for.values()]
         is_first = all(map(self._known.is_of_another_run, waits_for.values()))
         job = executor.submit_call_after(attempt, upstream, after_end if is_first else ())
         if attempt.read_job() is None:

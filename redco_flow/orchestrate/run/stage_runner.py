@@ -196,12 +196,15 @@ class StageRunner:
 
     def _follow_submitted(self, attempt: AttemptDirectory) -> Finished | None:
         """Follow one attempt; None where there is to be another one."""
-        from redco_flow.launch.executor import reattach
+        from redco_flow.launch.executor import make_executor, reattach
 
         record = attempt.read_job() or {}
         job = self._chain.job_of(attempt) if self._chain is not None else reattach(record)
         if self._attempts.is_of_another_run(attempt):
             return self._wait_for_other_run(attempt, job)
+        if job.is_unsubmitted:
+            executor = make_executor(self._context.profile, self._context.environment)
+            executor.take_over(job)
         _write_known_inputs(attempt)
         is_found_again = self._attempts.is_found_again(attempt)
         if is_found_again and (finished := self._follower.result_of(attempt)) is not None:

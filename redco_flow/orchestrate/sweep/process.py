@@ -132,11 +132,15 @@ class PointJobs:
     def need_orchestrator(self) -> bool:
         """Whether a job of the point's own has begun; of a point without, all others' have ended.
 
+        Or whether a job of its own is not submitted whole: the orchestrator submits the rest.
+
         A point that has no job at all needs one now: it can reuse everything, or tell why it has
         none.
         """
         if self._own:
-            return any(job.status().state is not State.PENDING for job in self._own)
+            return any(
+                job.is_unsubmitted or job.status().state is not State.PENDING for job in self._own
+            )
         return all(job.done() for job in self._shared)
 
 
@@ -310,7 +314,12 @@ def _resolve_lost_ids(sweep: SweepDirectory, points: Sequence[_Point], driver: D
 
     An attempt that the cluster never got is recorded so, and is submitted again.
     """
-    lost = [job for point in points for job in point.open_jobs() if not job.record()["job_id"]]
+    lost = [
+        job
+        for point in points
+        for job in point.open_jobs()
+        if not job.record()["job_id"] and not job.is_unsubmitted  # its run submits the rest
+    ]
     while lost and not sweep.cancel_path.exists() and not driver.is_stopped:
         for job in [one for one in lost if one.status().cause is Cause.NEVER_SUBMITTED]:
             why = "the cluster never got it"
