@@ -84,7 +84,8 @@ def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_r
     assert len(pids) == 1
     assert [wait_for_end(run)["state"] for run in runs] == ["completed"] * 3
     assert count_lines(tmp_path / "trained") == 3
-    until(lambda: not list((home_directory() / "launchers").glob("*/*")))
+    folder = home_directory() / "launchers"
+    until(lambda: not any(list(folder.glob(f"*/{run.id}")) for run in runs))
 
 
 def test_a_run_that_cannot_be_driven_is_left_without_a_lease(runs):
