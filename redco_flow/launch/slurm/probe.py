@@ -275,7 +275,7 @@ class _Visit:
             )
 
     def _seconds_to_see_log(self) -> float:
-        """Return how long to wait for the log of an ended job; for that of a failed one, not long."""
+        """Return how long to wait for an ended job's log; for a failed one's, not long."""
         return 2.0 if self.log and self.state != "COMPLETED" else SECONDS_TO_SEE_RECORDS
 
 
