@@ -176,10 +176,12 @@ def follow_to_end(run: RunDirectory) -> int:
     """Follow the run; where its launcher is killed meanwhile, have another one continue it."""
     from redco_flow.orchestrate.run.start import resume_run
 
-    for _ in range(_MOST_LAUNCHERS):
+    for launcher in range(1, _MOST_LAUNCHERS + 1):
         code = follow_run(run)
-        # A lease that is left shows that its process was killed; one that detaches takes it along.
+        # A lease that is left shows that its process was killed; one that detaches removes it.
         if read_run_view(run)["state"] != State.INTERRUPTED or not run.lease_path.exists():
+            break
+        if launcher == _MOST_LAUNCHERS or run.cancel_requested():
             break
         sys.stderr.write(f"the launcher of {run.id} was killed; another one continues\n")
         try:

@@ -166,7 +166,7 @@ def _point_state(
         return state
     if is_ahead and state == State.RUNNING and not _has_begun(view):
         return State.WAITING  # its jobs are being submitted, or are in the queue
-    # A lease that is left shows that its process was killed; who ends well takes it along.
+    # A lease that is left shows that its process was killed; a process that ends well removes it.
     if state == State.INTERRUPTED and not run.lease_path.exists():
         if view["seconds"] is None:
             return State.WAITING
@@ -282,7 +282,10 @@ def run_sweep(
         return PlannedPoint(point, loaded.pipeline, loaded.profile, loaded.plan)
 
     samples = Samples(options.num_samples, options.sweep_seed)
-    planned = plan_points(read_points(options.sweep, samples, options.points), load_point)
+    points = read_points(
+        options.sweep, samples, options.points, lambda line: print(line, file=sys.stderr)
+    )
+    planned = plan_points(points, load_point)
     if len({workspace.root for workspace in workspaces}) > 1:
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
     max_parallel = options.max_parallel or planned[0].profile.max_parallel_stages
@@ -358,9 +361,10 @@ def _follow_to_end(sweep: SweepDirectory) -> dict[str, Any]:
     """Follow the sweep; where its process is killed meanwhile, have another one continue it."""
     from redco_flow.orchestrate.sweep.control import resume_sweep
 
-    for _ in range(_MOST_LAUNCHERS):
+    for launcher in range(1, _MOST_LAUNCHERS + 1):
         view = _follow(sweep)
-        if view["state"] != State.INTERRUPTED or not (sweep.path / "lease.json").exists():
+        was_killed = view["state"] == State.INTERRUPTED and (sweep.path / "lease.json").exists()
+        if not was_killed or launcher == _MOST_LAUNCHERS or sweep.cancel_path.exists():
             break
         sys.stderr.write(f"the process of {sweep.id} was killed; another one continues\n")
         try:

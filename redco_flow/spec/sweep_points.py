@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import math
@@ -43,7 +44,10 @@ class Samples:
 
 
 def read_points(
-    texts: Sequence[str], samples: Samples | None = None, file: Path | None = None
+    texts: Sequence[str],
+    samples: Samples | None = None,
+    file: Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> list[Point]:
     """Return each row of the file with each draw and each combination of values, once.
 
@@ -52,6 +56,7 @@ def read_points(
     Args:
         texts: `KEY=V1,V2,…` each; commas within quotes and brackets belong to a value; or
             `KEY=uniform(LOW, HIGH)`, `loguniform(LOW, HIGH)` or `randint(LOW, HIGH)`.
+        log: takes a line on points that repeat others and are left out.
         file: `.csv` with a line of keys, or `.jsonl`; an empty cell leaves a setting as it is.
 
     Raises:
@@ -86,8 +91,11 @@ def read_points(
         raise ConfigError(problems)
     draws = list(_draws(drawn, samples)) if drawn else [()]
     grid = itertools.product(*axes)
-    points = ((*row, *draw, *one) for row, draw, one in itertools.product(rows, draws, grid))
-    return list(dict.fromkeys(points))
+    points = [(*row, *draw, *one) for row, draw, one in itertools.product(rows, draws, grid)]
+    different = list(dict.fromkeys(points))
+    if len(different) < len(points):
+        log(f"{len(points) - len(different)} of {len(points)} points repeat others: left out")
+    return different
 
 
 def _draw_from(kind: str, low: str, high: str) -> Callable[[random.Random], str]:
@@ -106,10 +114,16 @@ def _draw_from(kind: str, low: str, high: str) -> Callable[[random.Random], str]
     lowest, highest = float(low), float(high)
     if not lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
         raise ValueError("the bounds are two numbers, the lower one first; of loguniform above 0")
-    if kind == "uniform":
-        return lambda generator: f"{generator.uniform(lowest, highest):.4g}"
-    bounds = math.log(lowest), math.log(highest)
-    return lambda generator: f"{math.exp(generator.uniform(*bounds)):.4g}"
+
+    def draw(generator: random.Random) -> str:
+        if kind == "uniform":
+            value = generator.uniform(lowest, highest)
+        else:
+            value = math.exp(generator.uniform(math.log(lowest), math.log(highest)))
+        text = f"{value:.4g}"
+        return text if lowest <= float(text) <= highest else repr(value)
+
+    return draw
 
 
 def _draws(
@@ -124,7 +138,7 @@ def _draws(
 def _read_rows(path: Path) -> tuple[list[Point], list[Problem]]:
     """Return a file's rows as overrides, and what is wrong with them."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         rows = list(_csv_rows(text) if path.suffix == ".csv" else _json_rows(text))
     except (OSError, ValueError, csv.Error) as error:
         return [], [_problem(f"--points {path}: {error}", "")]
@@ -139,7 +153,7 @@ def _read_rows(path: Path) -> tuple[list[Point], list[Problem]]:
 
 
 def _csv_rows(text: str) -> Iterator[tuple[int, Point]]:
-    reader = csv.DictReader(text.splitlines(), strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     for row in reader:
         if None in row or None in row.values():
             raise ValueError(f"line {reader.line_num} has not as many cells as the first line")

@@ -39,6 +39,16 @@ def test_what_cannot_become_a_secret_is_shown_at_once():
     assert redactor.feed(b"step 2 hf_a") == b"step 2 "
 
 
+def test_what_looks_like_a_secret_is_blotted_out_where_a_line_without_an_end_is_cut():
+    token = b"ghp_" + b"aB3dE6gH9k" * 3 + b"xY1zW2"  # of GitHub, by its looks
+    for place in range(16_300, 16_440, 7):  # a line of 32 KiB is cut in its middle
+        line = b"." * place + b" " + token + b" "
+        shown = pump(Redactor([]), [line + b"." * (32_800 - len(line)), b"more\n"])
+
+        assert shown.count(b"[redacted]") == 1
+        assert not any(token[at : at + 8] in shown for at in range(4, len(token) - 8))
+
+
 def test_overlapping_secrets_leave_no_end_behind():
     shown = pump(Redactor([b"abcdefgh", b"efghijkl"]), [b"xabcdef", b"ghijklx"])
 

@@ -87,6 +87,16 @@ def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_r
     until(lambda: not list((home_directory() / "launchers").glob("*/*")))
 
 
+def test_a_run_that_cannot_be_driven_is_left_without_a_lease(runs):
+    run = runs.write(TWO_STAGES)
+    run.log_path.mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        Driver().start(run)
+
+    assert find_holder(run) is None
+
+
 @pytest.mark.slow
 def test_runs_whose_process_is_killed_at_random_moments_compute_everything_once(start, tmp_path):
     """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
@@ -114,14 +124,16 @@ def test_a_process_accepts_no_run_once_a_module_of_its_own_has_changed(runs, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("my_own_module")
     monkeypatch.setitem(sys.modules, "my_own_module", sys.modules["my_own_module"])
-    listener = Listener(Driver(), name := f"test-{os.getpid()}")
+    listener = Listener(Driver(), name := f"test-{os.getpid()}", since=time.time_ns())
     taken = runs.write(TWO_STAGES)
     options = {"leave_cancelled": False, "judges_ended": False}
     with acquire(taken), pytest.raises(RedcoFlowError, match=r"could not be started.* is driven"):
         offer(taken, name, options)
+    unknown = offer(taken, name, {"of_another_version": True})
     accepted = offer(taken, name, options)
     module.write_text("NUMBER = 2\n")
 
+    assert not unknown
     assert accepted
     assert not offer(runs.write(TWO_STAGES), name, options)
     listener.wait()

@@ -71,12 +71,14 @@ def test_draws_are_within_their_bounds_repeat_with_their_seed_and_are_multiplied
     assert {n for _, _, n, _ in values} == {2, 3}
     assert read_points(texts, Samples(3, seed=7)) == points[:6]
     assert read_points(texts, Samples(3, seed=8)) != points[:6]
-    assert read_points(["n=randint(0, 2)"], Samples(50)) == [("n=1",), ("n=0",)]
+    said = []
+    assert read_points(["n=randint(0, 2)"], Samples(50), log=said.append) == [("n=1",), ("n=0",)]
+    assert said == ["48 of 50 points repeat others: left out"]
 
 
 def test_the_rows_of_a_file_are_points_and_an_empty_cell_leaves_a_setting_as_it_is(tmp_path):
     table, lines = tmp_path / "points.csv", tmp_path / "points.jsonl"
-    table.write_text('lr, prefix\n1e-4,"a, b"\n3e-4,\n')
+    table.write_text('lr, prefix\n1e-4,"a, b"\n3e-4,\n', encoding="utf-8-sig")  # as of Excel
     lines.write_text('{"lr": 1e-4, "betas": [0.9, 0.95]}\n\n{"name": "1e5"}\n')
 
     assert read_points(["seed=1,2"], file=table) == [

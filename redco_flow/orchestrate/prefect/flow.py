@@ -8,6 +8,7 @@ Nothing here may fail the run. Prefect is imported in this thread only, and only
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import threading
 import time
@@ -78,6 +79,8 @@ class FlowThread:
             if is_healthy(api.url) and opened.finish():
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if self._open_flow_run is not None:
+            self._open_flow_run.give_up()
 
     def _run(self) -> None:
         try:
@@ -126,9 +129,10 @@ class FlowThread:
                 )
                 return
             report.prepare_environment(api)
-            flow = self._load_flow()
-            # Flow runs of dead processes come first, also an earlier one of this run.
-            finish_left_over(api, context.run)
+            importlib.import_module("prefect")
+        flow = self._load_flow()
+        # Flow runs of dead processes come first, also an earlier one of this run.
+        finish_left_over(api, context.run)
         self._note_phase(f"registering the run at the Prefect server {api.url}")
         tags = context.pipeline.document["tags"]
         try:

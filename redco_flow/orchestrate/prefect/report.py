@@ -122,6 +122,12 @@ class OpenFlowRun:
         """Note that the server has the flow run's end."""
         self.path.unlink(missing_ok=True)
 
+    def give_up(self) -> None:
+        """Leave the end to a later run, as if this process were gone."""
+        record = find_record(self.path, OpenRecord)
+        if record is not None:
+            write_json(self.path, {**record, "process": {**record["process"], "start_time": 0}})
+
     def finish(self, *, is_resumed: bool = False) -> bool:
         """Send the run's end by its own files; return whether the server has it now.
 
@@ -277,8 +283,8 @@ def prepare_environment(api: PrefectApi) -> None:
         os.environ["PREFECT_API_AUTH_STRING"] = api.auth
         # A proxy cannot reach this machine's own address.
         for name in ("NO_PROXY", "no_proxy"):
-            hosts = [os.environ.get(name), "127.0.0.1", "localhost"]
-            os.environ[name] = ",".join(filter(None, hosts))
+            hosts = [*os.environ.get(name, "").split(","), "127.0.0.1", "localhost"]
+            os.environ[name] = ",".join(dict.fromkeys(filter(None, hosts)))
         name_own(api.url)
     else:
         os.environ["PREFECT_API_URL"] = api.url

@@ -71,7 +71,9 @@ def note_serving() -> None:
 
 def known_workspaces() -> list[str]:
     """Return the workspaces in which this user has made schedules."""
-    return list(read_json_if_present(_workspaces_path()) or ())
+    of_0_2_0 = prefect_directory() / "workspaces.json"  # one of each host
+    paths = (_workspaces_path(), of_0_2_0)
+    return sorted({root for path in paths for root in read_json_if_present(path) or ()})
 
 
 def note_workspace(workspace: Workspace) -> None:

@@ -22,7 +22,7 @@ from redco_flow.orchestrate.run.late_records import await_result
 from redco_flow.orchestrate.run.log_lines import LogTail
 from redco_flow.orchestrate.run.plan import input_ids
 from redco_flow.orchestrate.run.state import StateStore
-from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest
+from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest, pause_after
 from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
@@ -179,12 +179,13 @@ def follow_job(
     tail = LogTail(job.paths.stdout)
     give_up_at: float | None = None
     told = ""
+    since = time.monotonic()
     while True:
         # Before the log: what it printed before its end is then all there.
         status = job.status()
         finished = status.is_finished
         if status.news and status.news != told:
-            told = status.news
+            told, since = status.news, time.monotonic()
             log(_words(job, told))
             on_news(status)
         for line in tail.last_lines() if finished else tail.new_lines():
@@ -193,7 +194,7 @@ def follow_job(
             break
         if give_up_at is not None:
             _doze_until(job, give_up_at)
-        elif stop.wait(_POLL_SECONDS):
+        elif stop.wait(pause_after(since)):
             if _stop(job, stop, log):
                 give_up_at = time.monotonic() + grace_seconds + _EXTRA_SECONDS_TO_STOP
             else:

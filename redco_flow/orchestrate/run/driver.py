@@ -11,8 +11,10 @@ import importlib
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +25,8 @@ from redco_flow.orchestrate.notify.notices import tell_end
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.session import Outcome, RunSession
 from redco_flow.orchestrate.run.state import LaunchRecord, StateStore, note_takeover
-from redco_flow.orchestrate.run.stopping import Log, RunContext, StopRequest
-from redco_flow.records import open_no_link
+from redco_flow.orchestrate.run.stopping import Log, RunContext, StopRequest, pause_after
+from redco_flow.records import open_no_link, write_text
 from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
@@ -36,6 +38,9 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.prefect.flow import FlowThread
+
+LEAVE_CANCELLED = "leave cancelled stages"
+"""What the note of a run says whose cancelled stages stay as they are."""
 
 _SECONDS_FOR_PREFECT_TO_CLOSE = 180.0
 _POLL_SECONDS = 0.2
@@ -74,10 +79,15 @@ class Driver:
             OSError: its directory cannot be written; names the path.
         """
         note = self._notes / run.id if self._notes is not None else None
-        driven = DrivenRun(run, acquire(run), self._environment, self._an_end, note)
-        with self._mutex:
-            driven.start(leave_cancelled=leave_cancelled, judges_ended=judges_ended)
-            self._runs.append(driven)
+        lease = acquire(run)
+        try:
+            driven = DrivenRun(run, lease, self._environment, self._an_end, note)
+            with self._mutex:
+                driven.start(leave_cancelled=leave_cancelled, judges_ended=judges_ended)
+                self._runs.append(driven)
+        except BaseException:  # no thread, no file descriptor: the run is left as it was
+            lease.release()
+            raise
         return driven
 
     @property
@@ -149,7 +159,9 @@ class DrivenRun:
     def start(self, *, leave_cancelled: bool, judges_ended: bool) -> None:
         """Drive the run in a thread."""
         if self._note is not None:
-            self._note.touch()
+            with suppress(OSError):  # of a full or read-only home: the note is an aid only
+                self._note.parent.mkdir(parents=True, exist_ok=True)
+                write_text(self._note, LEAVE_CANCELLED if leave_cancelled else "")
         options = {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}
         self._thread = threading.Thread(
             target=self._main, kwargs=options, name=self._run.id, daemon=True
@@ -180,13 +192,13 @@ class DrivenRun:
             return
         except OSError as error:  # of a record: only the log can still tell it
             self._log(
-                f"{error.filename or run.path} cannot be written ({error.strerror or error}): this "
-                f"process ends; jobs run on, and what is recorded stays. Make it writable, or "
-                f"free space, then `redco-flow resume {run.id}`."
+                f"{error.filename or run.path} cannot be written ({error.strerror or error}): the "
+                f"run is no longer followed; jobs run on, and what is recorded stays. Make it "
+                f"writable, or free space, then `redco-flow resume {run.id}`."
             )
             return
-        # The run has ended and has let go of its lease: no one waits for what follows, and who
-        # gives it new attempts meanwhile changes its state, not what this end was.
+        # The lease is released: nothing waits for what follows, and new attempts that the run may
+        # get meanwhile change its state, not this end.
         self._set_ended()
         tell_end(run, self._log, state=ended)
         if flow is not None:
@@ -194,7 +206,8 @@ class DrivenRun:
 
     def _set_ended(self) -> None:
         if self._note is not None and not self.has_ended:
-            self._note.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._note.unlink(missing_ok=True)
         self.has_ended = True
         self._an_end.set()
 
@@ -288,8 +301,8 @@ def _follow_flow(session: RunSession, log: Log) -> None:
 
 def _wait_heeding(session: RunSession, action: Callable[[], None]) -> None:
     """Let a thread do something; requests to stop reach the stages meanwhile."""
-    ended = _in_thread(action)
-    while not ended.wait(_POLL_SECONDS):
+    ended, since = _in_thread(action), time.monotonic()
+    while not ended.wait(pause_after(since)):
         _heed_requests(session)
 
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -19,13 +20,15 @@ from typing import NoReturn
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.run.cancel import has_ended
-from redco_flow.orchestrate.run.driver import Driver
+from redco_flow.orchestrate.run.driver import LEAVE_CANCELLED, Driver
 from redco_flow.orchestrate.run.sharing import Listener, notes_of
 from redco_flow.orchestrate.run.start import reopen_run
 from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 
 _SECONDS_FOR_PYTHON_TO_CLOSE = 15.0
+_SECONDS_TO_KEEP = 86400.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,28 +48,38 @@ def main(arguments: Sequence[str]) -> int:
     if notes is None:
         driver.wait()
         return driven.exit_code
+    _remove_old(notes.parent)
     listener = Listener(driver, options.share)
     if listener.is_open:
         _continue_left_behind(driver, notes, run)
     listener.wait()
-    with contextlib.suppress(OSError):
-        notes.rmdir()
     return driven.exit_code
+
+
+def _remove_old(folders: Path) -> None:
+    """Remove the empty folders of processes that ended a day ago."""
+    for folder in folders.glob("*"):
+        with contextlib.suppress(OSError):  # it has notes, or another process was faster
+            if time.time() - folder.stat().st_mtime > _SECONDS_TO_KEEP:
+                folder.rmdir()
 
 
 def _continue_left_behind(driver: Driver, notes: Path, first: RunDirectory) -> None:
     """Continue the runs that a killed process of the same name has left without an end."""
-    for note in sorted(notes.iterdir()):
+    for note in sorted(notes.glob("*")):
         run = RunDirectory(first.path.parent / note.name)
-        if run.id == first.id:
+        if driver.is_stopped:
+            return
+        if find_holder(run) is not None:
             continue
         try:
             if not run.path.exists() or has_ended(run):
                 note.unlink()
                 continue
-            reopen_run(run)
-            driver.start(run)
-        except (RedcoFlowError, OSError) as error:
+            if not run.cancel_requested():  # else it is to be cancelled, by this process
+                reopen_run(run)
+            driver.start(run, leave_cancelled=note.read_text() == LEAVE_CANCELLED)
+        except Exception as error:  # noqa: BLE001 (the other runs are not to suffer from it)
             sys.stderr.write(f"run {run.id}, whose process was killed, is left: {error}\n")
         else:
             sys.stderr.write(f"run {run.id}, whose process was killed, continues here\n")

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,14 @@ _MOST_RUNS = 200  # each has some threads
 _SECONDS_TO_ANSWER = 30.0
 _SECONDS_TO_ASK = 5.0
 _MOST_BYTES = 1 << 16
+_BEGAN_AT = time.time_ns()  # this module is among the first that a process imports
 # Of the terminal that a command is typed in: nothing that a job does depends on them.
-_OF_TERMINALS = {"_", "SHLVL", "OLDPWD", "PWD", "COLUMNS", "LINES", "WINDOWID", "XDG_SESSION_ID"}
-_TERMINAL_PREFIXES = ("SSH_", "TERM", "TMUX", "STY", "VTE_", "LC_TERMINAL")
+_OF_TERMINALS = {
+    "_", "SHLVL", "OLDPWD", "PWD", "COLUMNS", "LINES", "WINDOWID", "XDG_SESSION_ID",
+    "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "STY", "TMUX", "TMUX_PANE", "VTE_VERSION",
+    "TERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "COLORTERM", "LC_TERMINAL",
+    "LC_TERMINAL_VERSION",
+}  # fmt: skip
 
 
 def shared_name(record: LaunchRecord) -> str:
@@ -45,33 +51,44 @@ def shared_name(record: LaunchRecord) -> str:
         record: how the run is launched.
     """
     environment = {
-        name: value
+        name: os.fsencode(value).hex()  # it may be no text
         for name, value in (os.environ | record.variables).items()
-        if name not in _OF_TERMINALS and not name.startswith(_TERMINAL_PREFIXES)
+        if name not in _OF_TERMINALS
     }
-    spaces = [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "mnt")]
+    directory: list[Any] = [record.directory]
     # A process reports to one Prefect server, at the address with which it imported Prefect.
     own = own_api()
     server = [record.profile.get("prefect_api_url"), own and [own.url, own.auth]]
-    umask = os.umask(0o077)
-    os.umask(umask)
+    with contextlib.suppress(OSError):  # it may be gone
+        status = os.stat(record.directory)
+        directory += [status.st_dev, status.st_ino]  # another one may be there later
     return "redco-flow-" + digest_json(
         {
             "environment": environment,
             "workspace": record.workspace,
-            "directory": record.directory,
+            "directory": directory,
             "server": server,
             "python": sys.executable,
-            "process": [os.uname().nodename, os.getuid(), umask, *spaces],
+            "process": _of_this_process(),
         }
     )
 
 
+def _of_this_process() -> list[Any]:
+    """Return what a process inherits from its shell, and a job from it, beside the environment."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    kinds = ("pid", "mnt", "net", "user")
+    spaces = [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds]
+    limits = Path("/proc/self/limits").read_text()
+    users = [os.getuid(), os.getgid(), sorted(os.getgroups())]
+    cpus = sorted(os.sched_getaffinity(0))
+    return [os.uname().nodename, users, umask, spaces, limits, cpus]
+
+
 def notes_of(name: str) -> Path:
     """Return the folder in which the process of this name notes the runs that it drives."""
-    folder = home_directory() / "launchers" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return home_directory() / "launchers" / name
 
 
 def offer(run: RunDirectory, name: str, options: dict[str, bool]) -> bool:
@@ -104,12 +121,13 @@ class Listener:
 
     Args:
         name: of `shared_name`. Where another process listens already, none are accepted.
+        since: when this process began to import, in nanoseconds since 1970.
     """
 
-    def __init__(self, driver: Driver, name: str) -> None:
+    def __init__(self, driver: Driver, name: str, *, since: int = _BEGAN_AT) -> None:
         self._driver = driver
         self._mutex = threading.Lock()
-        self._modules = _LoadedModules()
+        self._modules = _LoadedModules(since)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind(f"\0{name}")
@@ -142,7 +160,10 @@ class Listener:
             with connection, contextlib.suppress(OSError, ValueError):
                 connection.settimeout(_SECONDS_TO_ASK)
                 if _is_of_this_user(connection):
-                    answer = self._answer(_read(connection), connection)
+                    try:
+                        answer = self._answer(_read(connection), connection)
+                    except Exception:  # noqa: BLE001 (of another version; the next ones are heard)
+                        answer = {"accepted": False}
                     connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
@@ -170,26 +191,31 @@ class Listener:
 class _LoadedModules:
     """The source files of this process's modules, as they were when first looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: int) -> None:
+        self._since = since
         self._seen: dict[str, tuple[int, ...]] = {}
         self.have_changed()
 
     def have_changed(self) -> bool:
-        """Whether a file differs from when it was first looked at; new modules are added."""
+        """Whether a file may differ from what was imported; new modules are added."""
         importlib.invalidate_caches()
-        for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
-            if path and self._seen.setdefault(path, now := _signature(path)) != now:
+        return any(
+            self._has_changed(path)
+            for module in list(sys.modules.values())
+            if (path := getattr(module, "__file__", None))
+        )
+
+    def _has_changed(self, path: str) -> bool:
+        try:
+            status = os.stat(path)
+        except OSError:
+            now: tuple[int, ...] = ()
+        else:
+            now = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+            # Imported later than this began, and changed since: before or after its import.
+            if path not in self._seen and status.st_ctime_ns > self._since:
                 return True
-        return False
-
-
-def _signature(path: str) -> tuple[int, ...]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+        return self._seen.setdefault(path, now) != now
 
 
 def _is_of_this_user(connection: socket.socket) -> bool:

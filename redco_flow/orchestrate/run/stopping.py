@@ -7,6 +7,7 @@ request counts, except that a cancel outranks a detach that has not been acted o
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +21,21 @@ from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 
 StopKind = Literal["cancel", "detach"]
+
+_SECONDS_OF_SHORT_PAUSES = 60.0
+_SHORT_PAUSE, _LONG_PAUSE = 0.25, 1.0
+
+
+def pause_after(since: float) -> float:
+    """Return the seconds to wait before the next look at something that nothing announces.
+
+    Jobs run for days: what has not changed for a minute is looked at once a second.
+
+    Args:
+        since: when the wait began, on the monotonic clock.
+    """
+    is_short = time.monotonic() - since < _SECONDS_OF_SHORT_PAUSES
+    return _SHORT_PAUSE if is_short else _LONG_PAUSE
 
 
 class Detached(BaseException):
