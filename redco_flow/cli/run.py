@@ -187,7 +187,7 @@ def follow_to_end(run: RunDirectory) -> int:
         try:
             resume_run(run)
         except UsageError as error:
-            if find_holder(run) is None:  # nobody else has continued it
+            if find_holder(run) is None:  # no other process has continued it
                 sys.stderr.write(f"{error}\n")
                 break
     return code

@@ -370,7 +370,7 @@ def _follow_to_end(sweep: SweepDirectory) -> dict[str, Any]:
         try:
             resume_sweep(sweep)
         except UsageError as error:
-            if find_holder(sweep) is None:  # nobody else has continued it
+            if find_holder(sweep) is None:  # no other process has continued it
                 sys.stderr.write(f"{error}\n")
                 break
     return view

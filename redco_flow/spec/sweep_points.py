@@ -32,7 +32,7 @@ _DISTRIBUTION = re.compile(r"\s*(\w+)\(([^(),]+),([^(),]+)\)\s*")
 
 @dataclass(frozen=True)
 class Samples:
-    """How distributions are drawn from.
+    """Settings of the draws from distributions.
 
     Args:
         number: draws of each; 0 where there is no distribution.

@@ -227,7 +227,7 @@ class SlurmExecutor(ChainingExecutor):
         return self._submission(attempt, title, resources), self._job_environment(attempt)
 
     def _exports(self, attempt: AttemptDirectory) -> dict[str, str]:
-        """What every job must have, whatever `--export` in slurm.options leaves out."""
+        """Return the variables of every job, whatever `--export` in slurm.options leaves out."""
         inherited = job_environment({**self._environment, **self._variables}, attempt)
         names = [*self._variables, *job_environment({}, attempt)]
         address = self._config.rendezvous_address

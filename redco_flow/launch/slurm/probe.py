@@ -275,7 +275,7 @@ class _Visit:
             )
 
     def _seconds_to_see_log(self) -> float:
-        """How long the log of an ended job may take to be seen; what failed has nothing to add."""
+        """Longest time until the log of an ended job is seen; what failed has nothing to add."""
         return 2.0 if self.log and self.state != "COMPLETED" else SECONDS_TO_SEE_RECORDS
 
 
