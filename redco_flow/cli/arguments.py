@@ -70,7 +70,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="artifact id or path, @ALIAS, RUN/STAGE[/best/SCORE], or a STAGE of the last run",
+        help="artifact id or path, @ALIAS, last, RUN[/STAGE[/best/SCORE]], STAGE of the last run",
     )
 
 

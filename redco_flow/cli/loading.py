@@ -69,14 +69,22 @@ def note_replaced(**named: str) -> list[str]:
 class Loader:
     """Reads the pipeline and the profile that one command names."""
 
-    def __init__(self, options: argparse.Namespace, *, only_reads: bool = False) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        *,
+        only_reads: bool = False,
+        file: PipelineFile | None = None,
+    ) -> None:
         """Take the options of `arguments.add_pipeline`.
 
         Args:
+            file: the pipeline, where the options name no file.
             only_reads: nothing will be started: the workspace need be neither there nor writable.
         """
         self._options = options
         self._only_reads = only_reads
+        self._given = file
         self._profiles: dict[tuple[str, ...], Profile] = {}
         self._notes_said: set[str] = set()
 
@@ -149,6 +157,8 @@ class Loader:
         from redco_flow.spec.find import find_file
         from redco_flow.spec.load import PipelineFile
 
+        if self._given is not None:
+            return self._given
         return PipelineFile.read(find_file("pipelines", self._options.file))
 
     @cached_property

@@ -46,6 +46,7 @@ VERBS = {
     "aliases": ("promote", "list the aliases of checkpoints"),
     "schedule": ("schedule", "run a pipeline repeatedly, on a schedule"),
     "serve": ("schedule", "run the process that starts scheduled runs"),
+    "predict": ("predict", "predict with a checkpoint for the rows of a new file"),
     "export": ("export", "write a checkpoint in the format of transformers or PEFT"),
     "chat": ("chat", "converse with a checkpoint on this machine"),
     "doctor": ("doctor", "check that a profile can run, and suggest repairs"),

@@ -162,17 +162,17 @@ def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
         started = {"run": run.id, "path": str(run.path), "state": State.RUNNING}
         print(json.dumps(started) if options.json else run.id)
         return 0
-    code = _follow_to_end(run)
+    code = follow_to_end(run)
     view = read_run_view(run)
     if options.json:
         print(json.dumps(summary(view, code)))
     elif view["state"] not in (State.PENDING, State.RUNNING):
         print(status_text(view))
-        print(_next_steps(view))
+        print(next_steps(view))
     return code
 
 
-def _follow_to_end(run: RunDirectory) -> int:
+def follow_to_end(run: RunDirectory) -> int:
     """Follow the run; where its launcher is killed meanwhile, have another one continue it."""
     from redco_flow.orchestrate.run.start import resume_run
 
@@ -208,7 +208,7 @@ def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
     }
 
 
-def _next_steps(view: dict[str, Any]) -> str:
+def next_steps(view: dict[str, Any]) -> str:
     if view["state"] == State.COMPLETED:
         return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
     failed = [name for name, stage in view["stages"].items() if stage["state"] == State.FAILED]

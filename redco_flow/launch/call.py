@@ -29,7 +29,8 @@ class InputReference:
 
     Args:
         id, path: "" while the stage that makes it has not ended (`upstream.with_inputs`).
-        stage: of a checkpoint that was promoted the alias, `@quickstart/production`.
+        stage: of a checkpoint that was promoted the alias, `@quickstart/production`; of one that
+            the pipeline names by its id, this id.
     """
 
     id: str
@@ -40,8 +41,8 @@ class InputReference:
 
     @property
     def is_promoted(self) -> bool:
-        """Whether an alias named it when the run was planned, so no stage of the run makes it."""
-        return self.stage.startswith("@")
+        """Whether the pipeline names it by alias or id, so no stage of the run makes it."""
+        return self.stage.startswith("@") or bool(self.id and self.stage == self.id)
 
 
 @dataclass(frozen=True)

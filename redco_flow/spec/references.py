@@ -1,6 +1,7 @@
 """Resolve references between stages: the source of each input, and the order of stages.
 
-An input that takes a checkpoint may name one that was promoted, `@production`, instead.
+An input that takes a checkpoint may instead name one that was promoted, `@production`, or the id of
+one, at least its first 12 digits.
 
 `STAGE`, `STAGE/SELECTOR`, or `SELECTOR` alone where one stage only produces that kind; where
 nothing is written, that one stage. The same graph in the same order always gives the same answer.
@@ -23,6 +24,8 @@ LAST = "@last"
 """Of an optional input: the checkpoint that this stage itself published last."""
 
 _ALIASED_KIND = "checkpoint"
+_ARTIFACT = re.compile(r"[0-9a-f]{12,64}")
+_ID_DIGITS = 64
 _ALIAS = re.compile(
     rf"(?P<alias>@(?:{NAME_PATTERN[1:-1]}/)?{NAME_PATTERN[1:-1]})(?:@(?P<artifact>[0-9a-f]{{64}}))?"
 )
@@ -33,9 +36,10 @@ class InputRef:
     """One output of a stage, `checkpoint/best/rouge2` of `train`, or what an alias names.
 
     Args:
-        stage: empty of an alias.
-        alias: `@production` or `@quickstart/production`; empty of a stage's output.
-        artifact: the id of what the alias names; empty until the run is planned.
+        stage: empty of an alias and of an artifact's id.
+        alias: `@production` or `@quickstart/production`, or an id or its first digits; empty of a
+            stage's output.
+        artifact: the id of the artifact that `alias` names; empty until the run is planned.
     """
 
     stage: str
@@ -49,7 +53,8 @@ class InputRef:
         The artifact of an alias follows it: `@quickstart/production@DIGEST`.
         """
         if self.alias:
-            return f"{self.alias}@{self.artifact}" if self.artifact else self.alias
+            is_pinned = self.artifact and self.artifact != self.alias
+            return f"{self.alias}@{self.artifact}" if is_pinned else self.alias
         _, slash, selector = self.output.partition("/")
         return f"{self.stage}{slash}{selector}"
 
@@ -117,6 +122,8 @@ class References:
             producer = max(named, key=len)
             selector = text[len(producer) + 1 :] or None
             return self._ref(body, slot_name, slot, producer, selector)
+        if slot.kind == _ALIASED_KIND and _ARTIFACT.fullmatch(text):
+            return InputRef("", _ALIASED_KIND, text, text if len(text) == _ID_DIGITS else "")
         producers = self._producers(slot.kind, body.name)
         misspelt = difflib.get_close_matches(text.split("/")[0], self.bodies, n=1, cutoff=0.75)
         if len(producers) == 1 and not misspelt:
@@ -134,9 +141,9 @@ class References:
     def _of_any_kind(self, body: StageBody, slot_name: str, text: str) -> tuple[InputSlot, str]:
         """Return the slot for the kind of artifact that `STAGE/KIND/SELECTOR` means."""
         where = f"'{slot_name}' of stage '{body.name}'"
-        if text.startswith("@"):
-            return InputSlot(_ALIASED_KIND), text
         producer = max((name for name in self.bodies if _is_of(text, name)), key=len, default=None)
+        if text.startswith("@") or (producer is None and _ARTIFACT.fullmatch(text)):
+            return InputSlot(_ALIASED_KIND), text
         if producer is None:
             raise ValueError(
                 f"{where}: there is no stage {shown(text)}, and no such file"

@@ -100,6 +100,11 @@ class Workspace:
         return self.root / "schedules"
 
     @property
+    def predict(self) -> Path:
+        """Pipelines and rows of `redco-flow predict`, `<digest16>/`; created on first use."""
+        return self.root / "predict"
+
+    @property
     def work(self) -> Path:
         """Stages' working directories, `<fingerprint16>/`."""
         return self.root / "work"

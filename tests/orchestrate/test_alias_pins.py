@@ -101,6 +101,24 @@ def test_a_run_that_is_loaded_again_has_the_checkpoint_it_was_planned_with(
     assert again.document == resolved.document
 
 
+def test_a_checkpoint_is_named_by_its_id_or_the_beginning_of_it(runs, checkpoint, name, tmp_path):
+    one = checkpoint(1)
+    name(one)
+    text = PIPELINE.replace("@production", one.id[:12])
+
+    resolved, pins = pinned(runs, text)
+
+    assert pins == ()
+    assert resolved.document["stages"]["reread"]["checkpoint"] == one.id
+    assert fingerprint_of(runs, text) == fingerprint_of(runs)
+    again = load_pipeline(write_document(runs, resolved))
+    assert again.stages["reread"].inputs == resolved.stages["reread"].inputs
+    with pytest.raises(
+        ConfigError, match=r"pipeline\.yaml:5:\d+: 'checkpoint' of stage 'reread': "
+    ):
+        pinned(runs, PIPELINE.replace("@production", "0123456789ab"))
+
+
 def test_a_sweeps_points_share_what_one_checkpoint_makes(runs, checkpoint, name):
     name(checkpoint(1))
     name(checkpoint(1), "other", "staging")

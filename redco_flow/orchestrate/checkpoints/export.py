@@ -25,9 +25,11 @@ from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.checkpoints.model_card import Base, CardFacts, model_card
 from redco_flow.records import digest_file, read_json, sync, write_json, write_text
 from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.aliases import is_alias
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
-from redco_flow.tracking.lineage import ResultTarget, find_target, trace
+from redco_flow.tracking.lineage import ResultTarget, find_target, run_results, trace
 from redco_flow.tracking.lineage_nodes import LineageNode
+from redco_flow.tracking.run_directory import find_run
 from redco_flow.tracking.workspace import Workspace
 
 RECORD_FILE = "redco_flow_export.json"
@@ -47,7 +49,7 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
 
     Args:
         text: its id or the beginning of it, its path, @ALIAS or @MODEL/ALIAS, RUN/STAGE,
-            RUN/STAGE/OUTPUT, or the STAGE of the last run.
+            RUN/STAGE/OUTPUT, the STAGE of the last run, RUN, or `last`, the last run.
 
     Raises:
         UsageError: nothing, several, or something else has this name.
@@ -56,7 +58,7 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
     path = Path(text)
     if (path / "manifest.json").is_file() or (path.parent / "manifest.json").is_file():
         text = path.name if (path / "manifest.json").is_file() else path.absolute().parent.name
-    target = find_target(workspace, text)
+    target = _of_run(workspace, text) or _target(workspace, text)
     found = store.get(_checkpoint_of(target)) if isinstance(target, ResultTarget) else target
     if found.kind != "checkpoint":
         raise UsageError(
@@ -64,6 +66,53 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
             "checkpoint` lists those."
         )
     return found
+
+
+def _target(workspace: Workspace, text: str) -> Artifact | ResultTarget:
+    try:
+        return find_target(workspace, text)
+    except UsageError as error:
+        if "/" in text or is_alias(text):
+            raise
+        raise UsageError(
+            f"no artifact, run or stage of the last run is called {text!r}; `redco-flow artifacts "
+            f"--kind checkpoint` lists the checkpoints. {error}"
+        ) from error
+
+
+def _of_run(workspace: Workspace, text: str) -> Artifact | None:
+    """The checkpoint that a run predicted with, or the only one that it made; None of no run.
+
+    Raises:
+        UsageError: the run has none, or several of which none was predicted with.
+    """
+    is_last = text in (_LAST, _LAST[1:])
+    if not is_last and ("/" in text or not (workspace.runs / text / "run.json").is_file()):
+        return None
+    run = find_run(workspace, _LAST if is_last else text)
+    results = run_results(workspace, run)
+    used = {
+        one: None
+        for result in results.values()
+        if result.kind == "predict"
+        for one in result.ingredients["inputs"].get("checkpoint", [])
+    }
+    made = {
+        f"{run.id}/{stage}{output.removeprefix('checkpoint')}": one
+        for stage, result in results.items()
+        for output, one in result.outputs.items()
+        if output.partition("/")[0] == "checkpoint"
+    }
+    ids = list(used) or list(dict.fromkeys(made.values()))
+    if len(ids) == 1:
+        return ArtifactStore(workspace).get(ids[0])
+    raise UsageError(
+        f"run {run.id} has {'several checkpoints' if ids else 'no checkpoint'}; name one: "
+        f"{', '.join(made) or 'RUN/STAGE of another run, or an artifact id'}."
+    )
+
+
+_LAST = "@last"
 
 
 def _checkpoint_of(target: ResultTarget) -> str:

@@ -101,6 +101,8 @@ class AliasPins:
         """The reference with what it names; one that a run pinned before stays as it is."""
         if not ref.alias:
             return ref, None
+        if not ref.alias.startswith("@"):
+            return _by_id(ref, workspace), None
         name = LAST if ref.alias == LAST else AliasName.parse(ref.alias, model)
         pin = AliasPin("", "", str(name), ref.artifact)
         if isinstance(name, AliasName) and not ref.artifact:
@@ -132,7 +134,9 @@ class AliasPins:
     ) -> bool:
         """Whether an optional input is of an alias that was never given, or of no run yet."""
         declared = find_stage_kind(stage.kind).inputs.get(slot)  # a script declares its own
-        if declared is None or not declared.is_optional or not ref.alias or ref.artifact:
+        if declared is None or not declared.is_optional or ref.artifact:
+            return False
+        if not ref.alias.startswith("@"):
             return False
         name = None if ref.alias == LAST else AliasName.parse(ref.alias, pipeline.name)
         return name is None or AliasStore(workspace).find(name) is None
@@ -142,6 +146,16 @@ class AliasPins:
             self._known[name] = AliasStore(workspace).find(name)
         found = self._known[name]
         return found if found is not None else AliasStore(workspace).get(str(name))
+
+
+def _by_id(ref: InputRef, workspace: Workspace) -> InputRef:
+    """The reference with the whole id of the checkpoint that it names by its first digits."""
+    found = ArtifactStore(workspace).get(ref.alias)
+    if found.kind != ref.output:
+        raise UsageError(f"artifact {found.short_id} is of kind {found.kind}, not a {ref.output}.")
+    if not ArtifactStore(workspace).is_whole(found.id):
+        raise UsageError(f"checkpoint {found.short_id} is damaged: `redco-flow verify` says where.")
+    return replace(ref, alias=found.id, artifact=found.id)
 
 
 def _problem(pipeline: ResolvedPipeline, name: str, slot: str, error: Exception) -> Problem:

@@ -1,0 +1,304 @@
+"""Make a pipeline that predicts for new files, from the record of how a checkpoint was trained.
+
+Lineage leads from the checkpoint to the settings of the preprocess stage behind it. The pipeline
+and the rows that it reads are written to `<workspace>/predict/<digest>/`, so that the run can be
+resumed, traced and repeated like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import UsageError
+from redco_flow.records import digest_json, read_json, write_text
+from redco_flow.spec.document import Document, Origin
+from redco_flow.spec.interpolation import escape
+from redco_flow.spec.load import PipelineFile
+from redco_flow.spec.names import import_named
+from redco_flow.spec.pipeline import DataSection
+from redco_flow.spec.problems import raise_if_any, validated
+from redco_flow.spec.stages import with_overrides
+from redco_flow.spec.yaml import write_yaml
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.lineage import run_results
+from redco_flow.tracking.predictions_artifact import LINES_FILE
+from redco_flow.tracking.results import StageResult, read_result
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
+
+_ROWS_MODULE = "redco_flow.stages.preprocess.new_rows"  # loaded by name: it is a stage's
+_ROWS_FILE = "rows.jsonl"
+_PIPELINE_FILE = "pipeline.yaml"
+_KEYS = (
+    "text_key",
+    "source_key",
+    "pair_key",
+    "target_key",
+    "source_prefix",
+    "source_suffix",
+    "csv",
+    "format",
+    "messages_key",
+    "chat_template_kwargs",
+    "default_system_message",
+)
+# Settings of the predict stage that are of its dataset, and not of how texts are generated.
+_OF_DATASET = ("recipe", "split", "num_examples", "score_targets", "prompt_length")
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The record of a checkpoint's training, as far as predicting needs it.
+
+    Args:
+        preprocess: settings of the stage that made the training's dataset.
+        predict: those of the predict stage of the same run, if it had one.
+        answer_length: the most tokens of a text to be generated in that dataset.
+    """
+
+    pipeline: str
+    preprocess: Mapping[str, Any]
+    predict: Mapping[str, Any]
+    classes: Sequence[str | int]
+    answer_length: int
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The keys of the data section that say what rows have."""
+        data = self.preprocess["data"]
+        return {key: data[key] for key in _KEYS if data.get(key) is not None}
+
+
+def _record(workspace: Workspace, checkpoint: Artifact) -> _Record:
+    """Raise UsageError where lineage does not lead to a preprocess stage."""
+    store = ArtifactStore(workspace)
+    trained = _producer(workspace, checkpoint)
+    ids = trained.ingredients.get("inputs", {}).get("dataset", []) if trained else []
+    dataset = store.find(ids[0]) if ids else None
+    made = _producer(workspace, dataset) if dataset else None
+    if trained is None or dataset is None or made is None or made.kind != "preprocess":
+        raise UsageError(
+            f"checkpoint {checkpoint.short_id} has no record of how its training data was "
+            f"preprocessed, which predicting needs: `redco-flow why {checkpoint.short_id}` shows "
+            "what is known of it."
+        )
+    model = read_json(checkpoint.path / "recipe.json")["model"]
+    return _Record(
+        pipeline=trained.pipeline,
+        preprocess=made.ingredients["settings"],
+        predict=_predict_settings(workspace, trained.run),
+        classes=(model.get("settings") or {}).get("classes") or (),
+        answer_length=_answer_length(dataset.metadata["splits"]),
+    )
+
+
+def _producer(workspace: Workspace, artifact: Artifact) -> StageResult | None:
+    return read_result(workspace, str(artifact.produced_by.get("fingerprint", "")))
+
+
+def _predict_settings(workspace: Workspace, run: str) -> dict[str, Any]:
+    directory = RunDirectory(workspace.runs / run)
+    results = run_results(workspace, directory) if directory.path.is_dir() else {}
+    for result in results.values():
+        if result.kind == "predict":
+            settings = result.ingredients["settings"].items()
+            return {key: one for key, one in settings if key not in _OF_DATASET and one is not None}
+    return {}
+
+
+def _answer_length(splits: Mapping[str, Mapping[str, int]]) -> int:
+    """As `DatasetSummary.answer_length`, which predict uses where nothing is configured."""
+    answers = max(counts.get("longest_answer", 0) for counts in splits.values())
+    longest = answers or max(counts.get("longest_target", 0) for counts in splits.values())
+    return -(-longest // 8) * 8
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """New files, read for a checkpoint.
+
+    Args:
+        pipeline: predicts their usable rows; also a file in `folder`.
+        files: the user's.
+        folder: has the pipeline and its rows.
+        is_new: whether the folder was made for this object.
+    """
+
+    pipeline: PipelineFile
+    files: Sequence[Path]
+    folder: Path
+    rows_digest: str
+    is_new: bool
+    _reader: Any
+
+    def discard(self) -> None:
+        """Delete the folder if it was made for this object."""
+        if self.is_new:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def answers(self, predictions: Path) -> Iterator[dict[str, Any]]:
+        """Yield each row's columns and its `prediction`, in the order of the files.
+
+        A row without a prediction has None and `prediction_problem`.
+
+        Args:
+            predictions: the predictions artifact of the pipeline's run.
+
+        Raises:
+            UsageError: a file has changed since it was read for the run.
+        """
+        found = {}
+        with (predictions / LINES_FILE).open(encoding="utf-8") as lines:
+            for line in map(json.loads, lines):
+                found[int(line["row_id"].rpartition(":")[2])] = line
+        digest, number = sha256(), 0
+        for row in (row for file in self.files for row in self._reader.read(file)):
+            problem, line = row.problem, None
+            if row.usable:
+                number += 1
+                digest.update(f"{row.usable}\n".encode())
+                line = found.get(number)
+                problem = (
+                    "" if line else "no prediction was made: the logs of the run's stages say why"
+                )
+            yield {**row.fields, **_answer(line, problem)}
+        if digest.hexdigest() != self.rows_digest:
+            listed = ", ".join(map(str, self.files))
+            raise UsageError(f"{listed}: changed while the run used it. Repeat the command.")
+
+
+def _answer(line: Mapping[str, Any] | None, problem: str) -> dict[str, Any]:
+    if line is None:
+        return {"prediction": None, "prediction_problem": problem}
+    several = {"predictions": line["predictions"]} if line.get("predictions") else {}
+    return {"prediction": line["prediction"], **several}
+
+
+ANSWER_COLUMNS = ("prediction", "predictions", "prediction_problem")
+
+
+def read_new_files(
+    workspace: Workspace,
+    checkpoint: Artifact,
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    lines: Iterable[str],
+    spool: Path,
+) -> NewFile:
+    """Read files for a checkpoint, and write the pipeline that predicts their usable rows.
+
+    Args:
+        files: `-` is `lines`.
+        overrides: the user's changes of the pipeline: `predict.num_beams=4`.
+        lines: each a text or a JSON object.
+        spool: a JSONL file to be written with the rows of `lines`.
+
+    Raises:
+        ConfigError: an override is wrong.
+        UsageError: the checkpoint lacks what predicting needs, or a file does not fit it.
+    """
+    record = _record(workspace, checkpoint)
+    overridden = with_overrides(_document(record, checkpoint), overrides)
+    data, problems = validated(DataSection, overridden.document.section(("data",)))
+    raise_if_any([*overridden.problems, *problems])
+    assert data is not None
+    reader = _reader(record, data)
+    if Path("-") in files:
+        rows = (json.dumps(_row_of(line, reader)) for line in lines if line.strip())
+        spool.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        files = [spool if file == Path("-") else file for file in files]
+    written = overridden.document.values["data"]
+    if "train" in written:
+        raise UsageError("data.train would change nothing: FILE names what to predict for.")
+    more = {key: one for key, one in written.items() if key not in _KEYS}
+    values = {**overridden.document.values, "data": {**reader.data, **_OF_NEW_ROWS, **more}}
+    folder = workspace.predict
+    folder.mkdir(exist_ok=True)
+    growing = Path(tempfile.mkdtemp(dir=folder, prefix=".growing-"))
+    try:
+        digest = _write_rows(growing / _ROWS_FILE, reader, files)
+        place = folder / digest_json([values, digest])[:SHORT_DIGITS]
+        values["data"]["train"] = escape(str(place / _ROWS_FILE))
+        write_text(growing / _PIPELINE_FILE, write_yaml(values))
+        if is_new := not place.exists():
+            growing.chmod(folder.stat().st_mode)
+            growing.rename(place)
+    finally:
+        shutil.rmtree(growing, ignore_errors=True)
+    document = Document(values, overridden.document.origins)
+    pipeline = PipelineFile(place / _PIPELINE_FILE, document, ())
+    return NewFile(pipeline, files, place, digest, is_new, reader)
+
+
+_OF_NEW_ROWS = {"validation_fraction": 0.0, "on_bad_row": "skip"}
+
+
+def _row_of(line: str, reader: Any) -> Any:
+    if line.lstrip().startswith("{"):
+        with suppress(ValueError):
+            return json.loads(line)
+    return reader.row_of_text(line.rstrip("\r\n"))
+
+
+def _reader(record: _Record, data: DataSection) -> Any:
+    reading = import_named(_ROWS_MODULE)
+    return reading.new_rows(record.preprocess, data, record.classes, record.answer_length)
+
+
+def _document(record: _Record, checkpoint: Artifact) -> Document:
+    """Return the pipeline before the user's overrides, with the columns of the training's data."""
+    reader = _reader(record, DataSection.from_json(record.data))
+    settings = dict(record.preprocess.get("settings") or {})
+    if record.classes:
+        settings["classes"] = list(record.classes)
+    values = {
+        "name": f"{record.pipeline[:_NAME_LENGTH]}-predict",
+        "description": f"Predictions of checkpoint {checkpoint.short_id} for a new file.",
+        "recipe": record.preprocess["recipe"],
+        **({"settings": settings} if settings else {}),
+        "data": record.data,
+        "stages": {
+            "preprocess": {**reader.preprocess, "tokenizer_of": checkpoint.id},
+            "predict": {
+                **(reader.predict | (record.predict if _generates(reader) else {})),
+                "checkpoint": checkpoint.id,
+                "split": "train",
+            },
+        },
+    }
+    origin = Origin(f"the record of checkpoint {checkpoint.short_id}")
+    return Document(escape(values), {(): origin})
+
+
+_NAME_LENGTH = 56
+
+
+def _generates(reader: Any) -> bool:
+    return "max_target_length" in reader.predict
+
+
+def _write_rows(path: Path, reader: Any, files: Sequence[Path]) -> str:
+    """Write the usable rows; return their digest."""
+    digest, problem = sha256(), ""
+    with path.open("w", encoding="utf-8") as rows:
+        for file in files:
+            for row in reader.read(file):
+                if taken := [name for name in ANSWER_COLUMNS if name in row.fields]:
+                    raise UsageError(f"{file}: has a column '{taken[0]}' already; rename it.")
+                problem = problem or row.problem
+                if row.usable:
+                    line = f"{row.usable}\n"
+                    rows.write(line)
+                    digest.update(line.encode())
+        if not rows.tell():
+            listed = ", ".join(map(str, files))
+            raise UsageError(f"{listed}: no row can be predicted; the first: {problem}.")
+    return digest.hexdigest()

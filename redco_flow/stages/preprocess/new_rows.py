@@ -1,0 +1,215 @@
+"""Rows of a new file, without targets, as the rows that a checkpoint's data section reads.
+
+`redco-flow predict` loads this module by name on a login node. Each row keeps the columns that the
+recipe reads and gets a placeholder as its target, so preprocess and predict take it like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import UnusableRow, UsageError
+from redco_flow.recipes.declared import TextRecipe
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.recipe import CLASSES, NUMBERS
+from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.data.csv_rows import Dialect
+from redco_flow.stages.data.row_files import DIALECTS, ending_of, read_file
+from redco_flow.stages.data.rows import BadRow, delimiter_hint, problem_of_text
+from redco_flow.stages.preprocess.heads import chat_columns, text_keys
+from redco_flow.text.conversations import BadConversation, ChatColumns
+
+_PLACEHOLDER = "-"
+_SHOWN_COLUMNS = 20
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """One row of the user's.
+
+    Args:
+        fields: its columns; empty where the row cannot be read.
+        usable: the row to preprocess, as a line of JSON; empty where there is a problem.
+        problem: why the row gets no prediction.
+    """
+
+    fields: Fields
+    usable: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Reads new files for one checkpoint.
+
+    Args:
+        needed: the columns that each row must have.
+        data: keys of the pipeline's data section for the usable rows.
+        preprocess, predict: keys of the stages.
+    """
+
+    needed: tuple[str, ...]
+    data: Mapping[str, Any]
+    preprocess: Mapping[str, Any]
+    predict: Mapping[str, Any]
+    _dialect: Dialect
+    _usable: Callable[[Fields], Fields]
+    _value_of_text: Callable[[str], Any] = str
+
+    def row_of_text(self, text: str) -> dict[str, Any]:
+        """Return the row with a line of plain text as its input."""
+        return {self.needed[0]: self._value_of_text(text)}
+
+    def read(self, path: Path) -> Iterator[NewRow]:
+        """Yield a file's rows, in order.
+
+        Raises:
+            UsageError: the file cannot be read, has no rows, or no row has the needed columns.
+        """
+        found: dict[str, None] = {}
+        num_rows, fits = 0, False
+        dialect = self._dialect if ending_of(path) in DIALECTS else Dialect()
+        try:
+            for row in read_file(path, dialect):
+                num_rows += 1
+                if isinstance(row, BadRow):
+                    yield NewRow({}, problem=f"{row.reason}: {row.detail}".removesuffix(": "))
+                    continue
+                found |= dict.fromkeys(map(str, row.fields))
+                fits = fits or all(key in row.fields for key in self.needed)
+                yield self._row(row.fields)
+        except FileNotFoundError as error:
+            raise UsageError(f"{path}: there is no such file.") from error
+        except (ValueError, OSError) as error:
+            text = str(error)
+            raise UsageError(text if str(path) in text else f"{path}: {text}") from error
+        if not num_rows:
+            raise UsageError(f"{path}: there are no rows in it.")
+        if found and not fits:
+            raise UsageError(self._misfit(path, list(found)))
+
+    def _row(self, fields: Fields) -> NewRow:
+        try:
+            return NewRow(fields, json.dumps(self._usable(fields), default=str))
+        except UnusableRow as error:
+            return NewRow(fields, problem=f"{error.reason}: {error.detail}".removesuffix(": "))
+
+    def _misfit(self, path: Path, found: Sequence[str]) -> str:
+        more = ", …" if len(found) > _SHOWN_COLUMNS else ""
+        hint = delimiter_hint(found[0]) if len(found) == 1 else ""
+        return (
+            f"{path}: the checkpoint reads the column{'s' * (len(self.needed) > 1)} "
+            f"{', '.join(self.needed)}, and the file has {', '.join(found[:_SHOWN_COLUMNS])}{more}"
+            f"{hint}. Rename the column, or name it, as data.source_key=COLUMN."
+        )
+
+
+def new_rows(
+    settings: Mapping[str, Any],
+    data: DataSection,
+    classes: Sequence[str | int],
+    answer_length: int,
+) -> NewRows:
+    """Return what reads new files for a checkpoint.
+
+    Args:
+        settings: of the preprocess stage that made the training's dataset, as plain values.
+        data: its data section, without the data.
+        classes: the checkpoint's, of a recipe that has some.
+        answer_length: the most tokens that a text to be generated has.
+
+    Raises:
+        UsageError: rows of this recipe cannot be made without their targets.
+    """
+    recipe = find_recipe(settings["recipe"])
+    if not isinstance(recipe, TextRecipe):
+        raise UsageError(
+            f"the checkpoint is of recipe '{recipe.name}', and a new file is predicted by "
+            "text_to_text, language_modeling, chat, classification and regression alone. Use a "
+            "pipeline with a predict stage; its `checkpoint` may be this checkpoint's id."
+        )
+    names = _OF_CHATS if recipe.takes_conversations else _OF_TEXTS
+    preprocess = {name: settings[name] for name in names if settings.get(name) is not None}
+    predict: dict[str, Any] = {"score_targets": False} if recipe.measures_perplexity else {}
+    if recipe.makes_texts:
+        predict["max_target_length"] = answer_length
+    dialect = Dialect.of(data.csv)
+    if recipe.takes_conversations:
+        columns = chat_columns(data)
+        needed = tuple(key for key in columns.needed if key not in _ANSWERS)
+        keys: dict[str, Any] = {"chat_template_kwargs": data.chat_template_kwargs}
+        usable = partial(_asked, columns)
+        as_value = partial(_message, columns)
+        return NewRows(needed, keys, preprocess, predict, dialect, usable, as_value)
+    needed = text_keys(data, are_labelled=True)
+    keys = {"source_key": needed[0], "target_key": data.target_key}
+    if data.text_key is None:
+        keys |= {name: one for name in _AROUND if (one := getattr(data, name))}
+    else:  # one half of the positions is for the text, the other for what continues it
+        half = max(2, int(settings["max_target_length"]) // 2)
+        preprocess = {"max_source_length": half, "truncation_side": "left"}
+        predict["max_target_length"] = half
+    placeholder: Any = _PLACEHOLDER
+    if recipe.targets == CLASSES and not classes:
+        raise UsageError("the checkpoint's record does not name its classes.")
+    if recipe.targets is not None:
+        placeholder = 0.0 if recipe.targets == NUMBERS else classes[0]
+    usable = partial(_texts, needed, {data.target_key: placeholder})
+    return NewRows(needed, keys, preprocess, predict, dialect, usable)
+
+
+_OF_CHATS = ("max_length", "on_too_long")
+_OF_TEXTS = ("max_source_length", "truncation_side")
+_AROUND = ("pair_key", "source_prefix", "source_suffix")
+_ANSWERS = ("completion", "output")
+
+
+def _texts(keys: Sequence[str], target: Fields, fields: Fields) -> dict[str, Any]:
+    for key in keys:
+        if problem := problem_of_text(fields, key):
+            raise UnusableRow(*problem)
+    return {**{key: fields[key] for key in keys}, **target}
+
+
+def _message(columns: ChatColumns, text: str) -> Any:
+    if columns.format == "sharegpt":
+        return [{"from": "human", "value": text}]
+    return [{"role": "user", "content": text}] if columns.format == "messages" else text
+
+
+def _asked(columns: ChatColumns, fields: Fields) -> dict[str, Any]:
+    """Return the row's conversation, with a placeholder where it does not end with an answer.
+
+    Of one that does, predict generates the last answer again.
+    """
+    try:
+        chat = columns.read(fields)
+    except BadConversation:
+        chat = columns.read(_with_answer(columns, fields))
+    return {"messages": chat.messages, **({"tools": chat.tools} if chat.tools else {})}
+
+
+def _with_answer(columns: ChatColumns, fields: Fields) -> Fields:
+    answer = {"role": "assistant", "content": _PLACEHOLDER}
+    if columns.format == "alpaca":
+        return {**fields, "output": _PLACEHOLDER}
+    if columns.format == "prompt_completion":
+        is_text = isinstance(fields.get("prompt"), str)
+        return {**fields, "completion": _PLACEHOLDER if is_text else [answer]}
+    key = columns.needed[0]
+    turns = fields.get(key)
+    if isinstance(turns, str):
+        with suppress(ValueError):
+            turns = json.loads(turns)
+    if not isinstance(turns, list):
+        return fields
+    own = {"from": "gpt", "value": _PLACEHOLDER} if columns.format == "sharegpt" else answer
+    return {**fields, key: [*turns, own]}
