@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.run import follow_to_end, next_steps
-from redco_flow.cli.status import status_text
+from redco_flow.cli.status import DETACHED_EXIT_CODE, status_text
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -84,6 +84,9 @@ def _predict(options: argparse.Namespace) -> int:
             raise
         sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
         code = follow_to_end(run)
+        if code == DETACHED_EXIT_CODE:
+            sys.stderr.write("the same command again writes the predictions\n")
+            return code
         if code != 0:
             view = read_run_view(run)
             sys.stderr.write(f"{status_text(view)}\n{next_steps(view)}\n")

@@ -113,6 +113,9 @@ def test_texts_of_a_file_without_targets_are_those_of_the_pipelines_predict_stag
     assert f"artifact checkpoint {checkpoint[:12]}" in command("why", "predict")
     again = command.json("predict", checkpoint[:12], "new.csv")
     assert (again["rows"], again["predicted"]) == (9, 9)
+    made = ArtifactStore(Workspace(command.folder / "redco-workspace")).get(again["predictions"])
+    lines = (made.path / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["references"] for line in lines] == [[]] * 9  # none is made up
     state = command.json("status", again["run"])
     assert all(stage["reused"] for stage in state["stages"].values())
 

@@ -11,7 +11,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -51,7 +50,7 @@ _KEYS = (
     "default_system_message",
 )
 # Settings of the predict stage that are of its dataset, and not of how texts are generated.
-_OF_DATASET = ("recipe", "split", "num_examples", "score_targets", "prompt_length")
+_OF_DATASET = ("recipe", "split", "num_examples", "score_targets", "references", "prompt_length")
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def read_new_files(
     assert data is not None
     reader = _reader(record, data)
     if Path("-") in files:
-        rows = (json.dumps(_row_of(line, reader)) for line in lines if line.strip())
+        rows = (_row_of(line.rstrip("\r\n"), reader) for line in lines)
         spool.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
         files = [spool if file == Path("-") else file for file in files]
     written = overridden.document.values["data"]
@@ -241,11 +240,9 @@ def read_new_files(
 _OF_NEW_ROWS = {"validation_fraction": 0.0, "on_bad_row": "skip"}
 
 
-def _row_of(line: str, reader: Any) -> Any:
-    if line.lstrip().startswith("{"):
-        with suppress(ValueError):
-            return json.loads(line)
-    return reader.row_of_text(line.rstrip("\r\n"))
+def _row_of(line: str, reader: Any) -> str:
+    is_row = line.lstrip().startswith("{")  # what is wrong with it, its reader says
+    return line if is_row else json.dumps(reader.row_of_text(line))
 
 
 def _reader(record: _Record, data: DataSection) -> Any:

@@ -62,6 +62,8 @@ class Config(StageConfig):
         prompt_length: tokens of a plain text that are given; the rest is generated.
         score_targets: also measure how likely the model finds each first reference, which
             perplexity needs; None: where the recipe measures perplexity.
+        references: false for rows whose targets are placeholders: the predictions have no
+            references, and nothing can be evaluated by them.
         max_target_length: tokens to generate at most; None: what the dataset's targets need.
         num_examples: the first ones of the split; None: all.
         batch_size: examples at once over all devices.
@@ -88,6 +90,7 @@ class Config(StageConfig):
     seed: NonNegativeInt = 0
     prompt_length: NonNegativeInt = 16
     score_targets: bool | None = None
+    references: Annotated[bool | None, OnlyWhereSet()] = None
     max_target_length: PositiveInt | None = None
     num_examples: PositiveInt | None = None
     batch_size: Annotated[PositiveInt, Placement()] = 64

@@ -209,7 +209,7 @@ class _Prediction:
                 example["row_id"],
                 example["source"].replace(PAIR_SEPARATOR, "\n"),
                 found[0],
-                summary.references_of(example),
+                self._references(summary.references_of(example)),
                 predictions=found if len(found) > 1 else None,
                 part=example.get(PART),
             )
@@ -245,12 +245,15 @@ class _Prediction:
                 str(example["row_id"]),
                 "",
                 value[0] if makes_texts else value,
-                list(references),
+                self._references(references),
                 predictions=list(value) if num_texts > 1 else None,
                 row=plain_values(example),
             )
             for example, value, references in parts
         ]
+
+    def _references(self, found: Sequence[Any]) -> list[Any]:
+        return [] if self._config.references is False else list(found)
 
     def _recipe(self) -> Recipe:
         lengths = self._source_length, self._target_length

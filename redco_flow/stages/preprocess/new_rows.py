@@ -138,7 +138,9 @@ def new_rows(
         )
     names = _OF_CHATS if recipe.takes_conversations else _OF_TEXTS
     preprocess = {name: settings[name] for name in names if settings.get(name) is not None}
-    predict: dict[str, Any] = {"score_targets": False} if recipe.measures_perplexity else {}
+    predict: dict[str, Any] = {"references": False}
+    if recipe.measures_perplexity:
+        predict["score_targets"] = False
     if recipe.makes_texts:
         predict["max_target_length"] = answer_length
     dialect = Dialect.of(data.csv)
