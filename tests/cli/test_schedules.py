@@ -29,7 +29,7 @@ from redco_flow.orchestrate.recurring.deployments import (
 from redco_flow.spec.yaml import read_yaml
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.schedules import Firing, ScheduleDirectory
+from redco_flow.tracking.schedules import Firing, ScheduleDirectory, list_schedules
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
 
@@ -55,6 +55,8 @@ def served(tmp_path, prefect_server):
     command = Command(tmp_path)
     yield command
     command("serve", "--stop")
+    for schedule in list_schedules(Workspace(tmp_path / "redco-workspace")):
+        command("schedule", "rm", schedule.name)  # the server is that of further tests
 
 
 def directory_of(command):
