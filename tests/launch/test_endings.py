@@ -61,12 +61,19 @@ def test_a_rank_that_fell_silent_is_named_by_those_who_noticed():
     assert record.message.startswith("rank 1 of 2 no longer answered the others")
 
 
-@pytest.mark.parametrize("others", [[], [ending(0, "failed", 1, lost=True)]])
-def test_ranks_that_left_no_word_mean_that_their_host_went_down(others):
+@pytest.mark.parametrize(
+    ("others", "silent"),
+    [
+        ([], "ranks 0, 1, 2 of 3"),
+        ([ending(0, "failed", 1, lost=True)], "ranks 1, 2 of 3"),
+        ([ending(1, "failed", 1, lost=True), ending(2, "failed", 1, lost=True)], "rank 0 of 3"),
+    ],
+)
+def test_ranks_that_left_no_word_mean_that_their_host_went_down(others, silent):
     record = judged(others, 3)
 
     assert record.cause == "node_failure"
-    assert "left no word" in record.message
+    assert record.message.startswith(f"{silent} left no word")
 
 
 def test_a_job_whose_ranks_the_cluster_stopped_was_preempted():
