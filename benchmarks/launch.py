@@ -57,7 +57,7 @@ class Sampler:
         return sum(cpu for kind, cpu, _ in self._seen.values() if (kind == "job") is of_jobs)
 
     def most_mib(self) -> float:
-        """The largest resident memory of a process that is no job's."""
+        """The largest resident memory of a process outside of jobs."""
         return max(kib for kind, _, kib in self._seen.values() if kind != "job") / 1024
 
     def _sample(self) -> None:

@@ -19,17 +19,20 @@ from redco_flow.cli.arguments import (
 from redco_flow.cli.examples import print_examples
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.status import follow_run, status_text
-from redco_flow.cli.sweep import add_sweep, attend_sweep, read_sweep_view, run_sweep
+from redco_flow.cli.sweep import (
+    add_sweep,
+    attend_sweep,
+    follow_launchers,
+    read_sweep_view,
+    run_sweep,
+)
 from redco_flow.cli.text import columns
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.tracking.attempt import State
-from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
-
-_MOST_LAUNCHERS = 4  # which may be killed one after the other while a run is followed
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.run.plan import Plan
@@ -176,21 +179,12 @@ def follow_to_end(run: RunDirectory) -> int:
     """Follow the run; where its launcher is killed meanwhile, have another one continue it."""
     from redco_flow.orchestrate.run.start import resume_run
 
-    for launcher in range(1, _MOST_LAUNCHERS + 1):
+    def follow() -> tuple[int, bool]:
         code = follow_run(run)
-        # A lease that is left shows that its process was killed; one that detaches removes it.
-        if read_run_view(run)["state"] != State.INTERRUPTED or not run.lease_path.exists():
-            break
-        if launcher == _MOST_LAUNCHERS or run.cancel_requested():
-            break
-        sys.stderr.write(f"the launcher of {run.id} was killed; another one continues\n")
-        try:
-            resume_run(run)
-        except UsageError as error:
-            if find_holder(run) is None:  # no other process has continued it
-                sys.stderr.write(f"{error}\n")
-                break
-    return code
+        is_interrupted = read_run_view(run)["state"] == State.INTERRUPTED
+        return code, is_interrupted and not run.cancel_requested()
+
+    return follow_launchers(run, follow, lambda: resume_run(run))
 
 
 def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:

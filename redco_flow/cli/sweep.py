@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, duration, number
@@ -214,7 +214,8 @@ def write_sweep_page(sweep: SweepDirectory, path: Path | None = None) -> Path:
 
 
 DETACHED_EXIT_CODE = 130
-_MOST_LAUNCHERS = 4  # which may be killed one after the other while a sweep is followed
+_MOST_LAUNCHERS = 4  # which may be killed one after the other while a run is followed
+Seen = TypeVar("Seen")
 _EXIT_CODES = {State.COMPLETED: 0, State.CANCELLED: 5}
 _POLL_SECONDS = 0.5
 
@@ -361,19 +362,38 @@ def _follow_to_end(sweep: SweepDirectory) -> dict[str, Any]:
     """Follow the sweep; where its process is killed meanwhile, have another one continue it."""
     from redco_flow.orchestrate.sweep.control import resume_sweep
 
-    for launcher in range(1, _MOST_LAUNCHERS + 1):
+    def follow() -> tuple[dict[str, Any], bool]:
         view = _follow(sweep)
-        was_killed = view["state"] == State.INTERRUPTED and (sweep.path / "lease.json").exists()
-        if not was_killed or launcher == _MOST_LAUNCHERS or sweep.cancel_path.exists():
+        is_interrupted = view["state"] == State.INTERRUPTED
+        return view, is_interrupted and not sweep.cancel_path.exists()
+
+    return follow_launchers(sweep, follow, lambda: resume_sweep(sweep))
+
+
+def follow_launchers(
+    leased: RunDirectory | SweepDirectory,
+    follow: Callable[[], tuple[Seen, bool]],
+    resume: Callable[[], None],
+) -> Seen:
+    """Follow a run or a sweep; where its process is killed, have another one continue it.
+
+    Args:
+        follow: returns what was seen at the end, and whether that was an interruption.
+    """
+    for launcher in range(1, _MOST_LAUNCHERS + 1):
+        seen, is_interrupted = follow()
+        # A lease that is left shows that its process was killed; one that detaches removes it.
+        was_killed = is_interrupted and (leased.path / "lease.json").exists()
+        if not was_killed or launcher == _MOST_LAUNCHERS:
             break
-        sys.stderr.write(f"the process of {sweep.id} was killed; another one continues\n")
+        sys.stderr.write(f"the launcher of {leased.id} was killed; another one continues\n")
         try:
-            resume_sweep(sweep)
+            resume()
         except UsageError as error:
-            if find_holder(sweep) is None:  # no other process has continued it
+            if find_holder(leased) is None:  # no other process has continued it
                 sys.stderr.write(f"{error}\n")
                 break
-    return view
+    return seen
 
 
 def _follow(sweep: SweepDirectory) -> dict[str, Any]:

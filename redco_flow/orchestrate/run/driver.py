@@ -1,7 +1,7 @@
 """Drive runs in this process: take each one's lease, bring its stages to their end, write its end.
 
 Used by the process of one run (`orchestrate.run.orchestrator`) and by that of a sweep
-(`orchestrate.sweep.process`). Each run has threads, a log and a Prefect flow of its own; they share
+(`orchestrate.sweep.process`). Each run has its threads, its log and its Prefect flow; they share
 the imports and Slurm's answers. Prefect is imported only by the threads of flows.
 """
 
