@@ -94,8 +94,14 @@ def compile_cache(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def _home(tmp_path_factory):
     """REDCO_FLOW_HOME of tests without a Prefect server: never the one of who runs the tests."""
-    os.environ["REDCO_FLOW_HOME"] = str(tmp_path_factory.mktemp("home"))
+    home = os.environ["REDCO_FLOW_HOME"] = str(tmp_path_factory.mktemp("home"))
     os.environ.pop("PREFECT_API_URL", None)
+    yield
+    if Path(home, "prefect").is_dir():  # a command that was tried has started a server
+        from redco_flow.orchestrate.prefect.server import stop_server
+
+        os.environ["REDCO_FLOW_HOME"] = home
+        stop_server(grace_seconds=5.0)
 
 
 @pytest.fixture(scope="session")
