@@ -85,9 +85,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_pipeline(parser: argparse.ArgumentParser) -> None:
-    """FILE, -p, key=value: which pipeline, where, with what changed."""
-    parser.add_argument("file", metavar="FILE", help="the pipeline: a YAML file")
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """-p, --set: where a pipeline runs, with what changed."""
     parser.add_argument(
         "-p",
         "--profile",
@@ -103,6 +102,12 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change a setting; KEY=VALUE without --set does the same",
     )
+
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    """FILE, -p, key=value: which pipeline, where, with what changed."""
+    parser.add_argument("file", metavar="FILE", help="the pipeline: a YAML file")
+    add_profile(parser)
     parser.add_argument("--from", dest="from_stage", metavar="STAGE", help="start at this stage")
     parser.add_argument("--until", dest="until_stage", metavar="STAGE", help="end with this stage")
     parser.add_argument(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json
+from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_profile
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.run import follow_to_end, next_steps
 from redco_flow.cli.status import DETACHED_EXIT_CODE, status_text
@@ -43,21 +43,7 @@ def register(verbs: Verbs) -> None:
         metavar="OUT",
         help=f"file to write, {' or '.join(_ENDINGS)} (default: JSON lines on standard output)",
     )
-    predict.add_argument(
-        "-p",
-        "--profile",
-        default="local",
-        metavar="PROFILE",
-        help="cluster profile (default: local)",
-    )
-    predict.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting; KEY=VALUE without --set does the same",
-    )
+    add_profile(predict)
     add_json(predict)
 
 

@@ -35,7 +35,7 @@ class Samples:
     """Number and seed of the draws from distributions.
 
     Args:
-        number: draws of each; 0 where there is no distribution.
+        number: draws of each; 0 without distributions.
         seed: the same seed draws the same values.
     """
 

@@ -1,6 +1,6 @@
 """A job array in several: for a stage with more tasks than MaxArraySize or a submit limit allows.
 
-Each array is a `SlurmArray` in `arrays/<number>` of the attempt, with numbers of its own for its
+Each array is a `SlurmArray` in `arrays/<number>` of the attempt, with its own numbers of
 tasks, which are links to the attempt's `tasks/<shard>`. One is submitted after the other, as soon
 as Slurm has accepted the one before it. Only the process that drives the run submits; for others
 the arrays that are not submitted are pending, and the attempt has not ended.

@@ -5,7 +5,7 @@ at most `max_parallel` at a time, all in this process. If it dies, jobs run on, 
 continues the runs.
 
 Where the cluster supports job dependencies, the jobs of all points are submitted first. From then
-on no process is needed; a run is driven when a job of its own has begun.
+on no process is needed; a run is driven when one of its jobs has begun.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class PointJobs:
     def need_orchestrator(self) -> bool:
         """Whether a job of the point's own has begun; of a point without, all others' have ended.
 
-        Or whether a job of its own is not submitted whole: the orchestrator submits the rest.
+        Or whether one of its jobs is not submitted whole: the orchestrator submits the rest.
 
         A point that has no job at all needs one now: it can reuse everything, or tell why it has
         none.
