@@ -16,7 +16,7 @@ from redco_flow.launch.job import CallJob, JobStatus, status_from_files
 from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import Cause, ExitRecord, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
 
 _GRAVEST_FIRST = (
@@ -49,6 +49,21 @@ def array_status(tasks: Mapping[int, JobStatus]) -> JobStatus:
     state = State.PENDING if len(waiting) == len(tasks) else State.RUNNING
     source = (running or waiting)[0].source
     return JobStatus(state, message=text, source=source, news=text)
+
+
+def end_of_tasks(attempt: AttemptDirectory, statuses: Mapping[int, JobStatus]) -> JobStatus:
+    """Return the status of a stage by its tasks'; where all have ended, write the attempt's end."""
+    if any(not status.is_finished for status in statuses.values()):
+        return array_status(statuses)
+    ending = array_ending(
+        statuses,
+        was_cancelled=attempt.cancel_path.exists(),
+        has_result=attempt.result_path.exists(),
+    )
+    write_exit(attempt, ending)
+    status = status_from_files(attempt)
+    assert status is not None
+    return status
 
 
 def array_ending(
@@ -144,18 +159,7 @@ class SlurmArray(CallJob):
         return {shard: self._status_of(shard) for shard in self._shards}
 
     def _look_at_tasks(self) -> JobStatus:
-        statuses = self.task_statuses()
-        if any(not status.is_finished for status in statuses.values()):
-            return array_status(statuses)
-        ending = array_ending(
-            statuses,
-            was_cancelled=self.attempt.cancel_path.exists(),
-            has_result=self.attempt.result_path.exists(),
-        )
-        write_exit(self.attempt, ending)
-        status = status_from_files(self.attempt)
-        assert status is not None
-        return status
+        return end_of_tasks(self.attempt, self.task_statuses())
 
     def _status_of(self, shard: int) -> JobStatus:
         if shard not in self._ended:

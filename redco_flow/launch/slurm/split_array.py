@@ -16,7 +16,7 @@ from typing import Any
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError
 from redco_flow.launch.endings import write_exit
 from redco_flow.launch.job import CallJob, JobStatus, status_from_files
-from redco_flow.launch.slurm.array import SlurmArray, array_ending, array_status
+from redco_flow.launch.slurm.array import SlurmArray, end_of_tasks
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
@@ -131,15 +131,7 @@ class SplitArray(CallJob):
             for number, shards in enumerate(self._shards)
             for shard, status in self._tasks_of(number, shards, own)
         }
-        if any(not status.is_finished for status in statuses.values()):
-            return array_status(statuses)
-        ending = array_ending(
-            statuses,
-            was_cancelled=self.attempt.cancel_path.exists(),
-            has_result=self.attempt.result_path.exists(),
-        )
-        write_exit(self.attempt, ending)
-        return JobStatus.ended(ending, "exit.json")
+        return end_of_tasks(self.attempt, statuses)
 
     def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
         """Have Slurm end every task of every array, and submit no further one.
