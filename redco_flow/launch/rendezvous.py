@@ -102,6 +102,7 @@ class Rendezvous:
         with Listener(self.log) as listener:
             port, addresses = listener.port, own_addresses()
             self._announce({"addresses": addresses, "port": port, "word": listener.word})
+            self._deadline = time.monotonic() + self.seconds  # the others can come from now on
             guests: dict[int, Connection] = {}
             while len(guests) < self.rank_info.num_processes - 1:
                 self._wait_for_ranks(set(guests))
