@@ -3,7 +3,9 @@
 Pictures of what was seen stay in pytest's base directory, in `screenshots`.
 """
 
+import contextlib
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -118,27 +120,61 @@ def all_ended(schedules, name, least=1):
 def test_run_cancel_and_retry_on_the_pages_start_end_and_resume_a_run(schedules, ui):
     page = schedules.add("yearly", "--cron", "0 0 1 1 *", skill=130, is_slow=True)
 
-    ui.goto(page)
-    ui.get_by_role("button", name="Run", exact=True).click()
-    ui.get_by_text("Quick run", exact=True).click()
+    click_until(lambda: flow_runs_by_hand(page), lambda: quick_run(ui, page))
     firing = wait_for(lambda: at_the_gate(schedules), MOST_SECONDS)
     run = RunDirectory(Path(firing.run_path))
-    ui.goto(f"{page.partition('/deployments/')[0]}/runs/flow-run/{firing.id}")
-    ui.get_by_role("button", name="Cancel", exact=True).click()
-    ui.get_by_role("button", name="Confirm", exact=True).click()
+    flow_run = f"{page.partition('/deployments/')[0]}/runs/flow-run/{firing.id}"
+    click_until(run.cancel_requested, lambda: confirm(ui, flow_run, "Cancel", "Confirm"))
 
     wait_for(lambda: run.read_state()["state"] == "cancelled", MOST_SECONDS)
     assert run.attempt("fit", 1).read_exit().cause == "cancelled"
     ui.get_by_role("button", name="Retry", exact=True).wait_for()
     picture(ui, "cancelled")
     (schedules.folder / "gate").touch()
-    ui.get_by_role("button", name="Retry", exact=True).click()
-    ui.locator(".p-modal").get_by_role("button", name="Retry", exact=True).click()
+    click_until(lambda: is_tried_again(run), lambda: confirm(ui, flow_run, "Retry", "Retry"))
     wait_for(lambda: run.read_state()["state"] == "completed", MOST_SECONDS)
     [firing] = wait_for(lambda: all_ended(schedules, "yearly"), MOST_SECONDS)
     assert (firing.state, firing.run) == ("completed", run.id)
     assert run.read_state()["stages"]["gather"]["attempt"] == 1  # what was done is not done again
     assert run.read_state()["stages"]["fit"]["attempt"] == 2
+
+
+def click_until(has_worked, click):
+    """Click, and again where the page has lost the click: it draws its parts anew as data come."""
+    from playwright.sync_api import TimeoutError as NotThere
+
+    def look():
+        with contextlib.suppress(NotThere):  # or the click has worked, and the button is gone
+            click()
+        deadline = time.monotonic() + 30
+        while not (found := has_worked()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    return wait_for(look, MOST_SECONDS)
+
+
+def quick_run(ui, page):
+    ui.goto(page)
+    ui.get_by_role("button", name="Run", exact=True).click()
+    ui.get_by_text("Quick run", exact=True).click()
+
+
+def confirm(ui, flow_run, named, confirmed):
+    """Click a button of a flow run's page and the button of the dialog that opens."""
+    ui.goto(flow_run)
+    ui.get_by_role("button", name=named, exact=True).click()
+    ui.locator(".p-modal").get_by_role("button", name=confirmed, exact=True).click(timeout=30_000)
+
+
+def flow_runs_by_hand(page):
+    of = {"id": {"any_": [page.rpartition("/")[2]]}}
+    found = ask(own_api(), "/flow_runs/filter", {"deployments": of})
+    return [one for one in found if not one["auto_scheduled"]]
+
+
+def is_tried_again(run):
+    return run.latest_attempt("fit").number == 2
 
 
 def at_the_gate(schedules):
