@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from redco_flow.spec.profile import Profile, load_profile
 from redco_flow.spec.references import InputRef, References, cycles_of, order_of
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.spec.stage_profile import read_stage_profile
 from redco_flow.spec.stages import (
     DEFAULT_ADVICE,
     StageBody,
@@ -108,6 +109,8 @@ class ResolvedPipeline:
         notify: whom to tell of what.
         notes: what the user should know of the overrides, the data's patterns, lengths that are
             defaults, and `notify`.
+        profiles: of the stages that have one (`stages.NAME.runs_on`); known where the pipeline was
+            loaded for a profile.
     """
 
     name: str
@@ -118,6 +121,15 @@ class ResolvedPipeline:
     document: dict[str, Any]
     notify: NotifySection | None = None
     notes: tuple[str, ...] = ()
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+
+    def profile_of(self, stage: str, profile: Profile) -> Profile:
+        """Return the profile of a stage.
+
+        Args:
+            profile: the run's, of stages without one.
+        """
+        return self.profiles.get(stage, profile)
 
     def stage_origins(self, stage: str) -> dict[str, Origin]:
         """Return the origins of a stage's leaves, by key of its Config or input slot."""
@@ -180,6 +192,7 @@ def load_pipeline(
     refused = [*bad_references, *expanded.problems, *secret_problems(document)]
     positions = {(p.source, p.line, p.column) for p in refused if p.line}
     loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)
+    profiles = loading.stage_profiles(profile) if profile else {}
     if looks_into_data:
         loading.look_into_data()
     # What is refused for itself is not also of a wrong type.
@@ -187,6 +200,7 @@ def load_pipeline(
     raise_if_any(problems + refused)
     return replace(
         loading.resolved(),
+        profiles=profiles,
         notes=(
             *overridden.notes,
             *expanded.notes,
@@ -233,6 +247,18 @@ class _Loading:
         for name, config in self.configs.items():
             self.problems += input_problems(self.bodies[name], config)
         self.order = self._order()
+
+    def stage_profiles(self, profile: Profile) -> dict[str, Profile]:
+        """Return the profiles of stages that have one, over the run's; collects their mistakes."""
+        found = {}
+        for name, config in self.configs.items():
+            if config.runs_on:
+                own = self.bodies[name].config.section(("runs_on",))
+                of_stage, problems = read_stage_profile(name, own, profile)
+                self.problems += problems
+                if of_stage is not None:
+                    found[name] = of_stage
+        return found
 
     def look_into_data(self) -> None:
         """Collect the mistakes that data files and other stages show."""

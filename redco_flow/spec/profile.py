@@ -37,8 +37,9 @@ from redco_flow.spec.model import (
     is_open,
     known_keys,
 )
+from redco_flow.spec.names import dotted
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
-from redco_flow.spec.problems import raise_if_any, validated
+from redco_flow.spec.problems import FullPath, raise_if_any, validated
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.yaml import parse_file
 
@@ -209,7 +210,7 @@ def load_profile(
     problems += more + list(secret_problems(document))
     if defaults.values is not None:
         document = document.with_part(("defaults",), defaults)
-    profile, more = _validated(document)
+    profile, more = validated_profile(document)
     problems += more
     raise_if_any(problems)
     assert profile is not None
@@ -266,12 +267,21 @@ def _base_of(document: Document, extended: object, chain: Sequence[Path]) -> Pat
         )
 
 
-def _validated(document: Document) -> tuple[Profile | None, list[Problem]]:
+def validated_profile(
+    document: Document, full_path: FullPath = lambda path: path
+) -> tuple[Profile | None, list[Problem]]:
+    """Return the document as a profile, or None with what is wrong with it.
+
+    Args:
+        full_path: as of `validated`.
+    """
     model, problem = _model_of(document)
     if not problem:
-        return validated(model, document, root="the profile")
-    _, problems = validated(model, document.without(("executor",)), root="the profile")
-    return None, [*problems, document.origin(("executor",)).problem(f"'executor': {problem}")]
+        return validated(model, document, root="the profile", full_path=full_path)
+    rest = document.without(("executor",))
+    _, problems = validated(model, rest, root="the profile", full_path=full_path)
+    place = document.origin(("executor",))
+    return None, [*problems, place.problem(f"'{dotted(full_path(('executor',)))}': {problem}")]
 
 
 def _model_of(document: Document) -> tuple[type[Profile], str | None]:

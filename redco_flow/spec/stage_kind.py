@@ -51,10 +51,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import Field
 
 from redco_flow.spec.hub_reference import HubReference
-from redco_flow.spec.model import Placement, StrictModel
+from redco_flow.spec.model import Placement, StrictModel, Text
 from redco_flow.spec.names import (
     dotted_name_advice,
     find_module,
@@ -73,12 +75,15 @@ class StageConfig(StrictModel):
 
     Args:
         resources: what the stage asks of the machines.
+        runs_on: another profile's name, or keys of a profile that replace those of the run's for
+            this stage alone, as {slurm: {partition: cpu}}.
     """
 
     LEFT_OUT: ClassVar[tuple[type, ...]] = (Placement,)
     """Marks of the fields that do not determine the stage's result."""
 
     resources: Resources = Resources()
+    runs_on: Annotated[Text | dict[str, Any], Placement()] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ def inside(root: Path, relative: str) -> Path:
 
 
 # What one stage needs says nothing of the others: each is asked for by its full name.
-_RESOURCES = "resources"
+_OF_ONE_STAGE = ("resources", "runs_on")
 _NEW_STAGE = re.compile(r"stages\.([^.]+)(\.kind)?")
 
 
@@ -384,7 +384,7 @@ def _add_stage(space: KeySpace, document: Document, name: str) -> None:
             space.hidden.add(full)
         else:
             space.settings.add(full)
-            if path[0] != _RESOURCES:
+            if path[0] not in _OF_ONE_STAGE:
                 space.meanings[full] = _meaning(path, info)
         if is_open(info.annotation):
             space.open_paths.add(full)

@@ -81,6 +81,23 @@ def test_a_run_ahead_is_shown_submitted_and_followed_to_its_end(redco_flow, tmp_
     assert "#SBATCH --dependency=afterok:" in script.read_text()
 
 
+def test_each_stage_runs_where_it_says(redco_flow, tmp_path, slurm):
+    total = "kind: orchestrate_kinds.total, learning_rate: 2.0, runs_on: {slurm: {partition: high}}"
+    here = PIPELINE.replace("3}", f"3, runs_on: local}}\n  total: {{{total}}}")
+    (tmp_path / "places.yaml").write_text(here)
+
+    run = json.loads(redco_flow("run", "places.yaml", "-p", "slurm", "--json").splitlines()[-1])
+
+    stages = tmp_path / "redco-workspace" / "runs" / run["run"] / "stages"
+    numbers, total = (
+        json.loads((stages / name / "attempts/1/job.json").read_text())
+        for name in ("numbers", "total")
+    )
+    assert (numbers["executor"], total["executor"]) == ("local", "slurm")
+    shown = slurm.run("scontrol", "show", "job", str(total["job_id"]))
+    assert "Partition=high " in shown
+
+
 def test_a_job_whose_records_are_visible_late_on_the_login_node_completes(
     redco_flow, shim, tmp_path
 ):

@@ -45,6 +45,14 @@ def test_a_profile_without_a_queue_cannot_run_ahead_and_the_error_says_what_to_d
     assert not list(runs.workspace.runs.glob("*"))
 
 
+def test_ahead_is_refused_where_a_stage_runs_where_there_is_no_queue(runs):
+    runs.profile["executor"] = "slurm"
+    here = TWO_STAGES.replace("numbers}", "numbers, runs_on: {executor: local}}")
+
+    with pytest.raises(UsageError, match=r"'local'.*cannot have jobs wait.*leave --ahead out"):
+        runs.write(here, ahead=True)
+
+
 def test_a_stage_is_not_forced_ahead(runs):
     runs.profile["executor"] = "slurm"
 

@@ -206,7 +206,8 @@ class JobChain:
             return
         attempt = self._write(stage, waits_for)
         self._context.state_store.note("job_submitting", stage=stage, attempt=attempt.number)
-        executor = make_chaining_executor(self._context.profile, self._context.environment)
+        profile = self._context.profile_of(stage)
+        executor = make_chaining_executor(profile, self._context.environment)
         is_first = all(map(self._known.is_of_another_run, waits_for.values()))
         job = executor.submit_call_after(attempt, upstream, after_end if is_first else ())
         if attempt.read_job() is None:

@@ -291,7 +291,7 @@ class AttemptFollower:
                 self.context.stop,
                 self.log,
                 self.job_log,
-                grace_seconds=self.context.profile.grace_seconds,
+                grace_seconds=self.context.profile_of(self.stage).grace_seconds,
                 on_news=lambda status: self._set_news(job, status),
             )
         except StageFailed as failure:
@@ -349,12 +349,12 @@ class AttemptFollower:
         The budget is counted from the attempts' own records, so that it outlives this process.
         """
         cause = attempt.cause or Cause.LOST  # it left no record of its end
-        if attempt.cause is None and self.context.profile.retries.lost:
+        if attempt.cause is None and self.context.profile_of(self.stage).retries.lost:
             _record_loss(attempt, job)
         # This one counts too where it left no record.
         num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
         num_ended += attempt.cause is None
-        if not self.context.profile.retries.allows(cause, num_ended):
+        if not self.context.profile_of(self.stage).retries.allows(cause, num_ended):
             return
         self.context.state_store.note(
             "job_retried", stage=self.stage, attempt=attempt.number, cause=cause

@@ -75,7 +75,8 @@ def _call(
     fingerprint: str,
 ) -> Call:
     origins = context.pipeline.stage_origins(stage.name)
-    resources, num_shards = job_resources(stage, context.profile), 1
+    profile = context.profile_of(stage.name)
+    resources, num_shards = job_resources(stage, profile), 1
     if resources.shards:
         num_shards = len(resources.shards)
         work_dir = context.workspace.work_directory(fingerprint)
@@ -93,16 +94,19 @@ def _call(
         workspace=str(context.workspace.root),
         origins={key: asdict(one) for key, one in origins.items()},
         code=context.code,
-        num_cpu_devices=context.profile.num_cpu_devices,
-        environment=sorted(context.profile.environment),
+        num_cpu_devices=profile.num_cpu_devices,
+        environment=sorted(profile.environment),
         resources=resources,
-        missing_gpus=context.profile.missing_gpus,
+        missing_gpus=profile.missing_gpus,
         num_shards=num_shards,
     )
 
 
 def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
     """Return what the stage's job asks for: the pipeline's wishes, the profile's defaults.
+
+    Args:
+        profile: the stage's (`ResolvedPipeline.profile_of`).
 
     Raises:
         UsageError: several hosts for a kind that runs in one process.

@@ -31,7 +31,7 @@ def check_devices(
     """Raise where a stage that will run, or may, can never have its resources under the profile.
 
     Args:
-        environ: of this process; the profile's `environment` is laid over it.
+        environ: of this process; a profile's `environment` is laid over it.
 
     Returns:
         notes for people: limits that are not known, or that have a stage wait.
@@ -39,17 +39,37 @@ def check_devices(
     Raises:
         DoesNotFit: every such stage, with the place of its setting in the file.
     """
-    environ = {**environ, **profile.environment}
     notes: list[str] = []
     problems = [
         problem
         for name, stage in resolved.stages.items()
         if plan.stages[name].action in ("run", "wait")
-        for problem in _stage_problems(resolved, stage, profile, environ, notes)
+        for problem in _stage_problems(
+            resolved, stage, resolved.profile_of(name, profile), environ, notes
+        )
     ]
+    notes += _on_cpus_beside_gpus(resolved, profile, plan)
     if problems:
         raise DoesNotFit("\n".join(map(str, sorted(set(problems)))))
     return list(dict.fromkeys(notes))
+
+
+def _on_cpus_beside_gpus(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> Iterator[str]:
+    """Note stages that would compute without GPUs although others of the pipeline have some."""
+    computing = [
+        stage
+        for name, stage in resolved.stages.items()
+        if plan.stages[name].action in ("run", "wait")
+        and find_stage_kind(stage.kind).runs_on_several_processes
+        and resolved.profile_of(name, profile).section.gives_requested_gpus
+    ]
+    with_gpus = [one.name for one in computing if one.resources.gpus_per_host]
+    for stage in computing if with_gpus else ():
+        if not stage.resources.gpus_per_host:
+            yield (
+                f"stage '{stage.name}' computes on CPUs, while '{with_gpus[0]}' asks for GPUs; "
+                f"for GPUs, set stages.{stage.name}.resources.gpus_per_host"
+            )
 
 
 def _stage_problems(
@@ -69,6 +89,7 @@ def _stage_problems(
     except RedcoFlowError as error:
         yield at(_GPUS if stage.resources.gpus_per_host else _HOSTS, str(error))
         return
+    environ = {**environ, **profile.environment}
     refused, said = profile.section.compare_with_site(resources, environ)
     notes += said
     for path, message in refused:

@@ -346,7 +346,8 @@ def open_session(
     profile = Profile.from_record(record.profile)
     # Read back from the resolved file, but each value still comes from where the user wrote it.
     origins = {key: Origin(**one) for key, one in run.read_origins().items()}
-    pipeline = replace(load_pipeline(run.resolved_path), origins=origins)
+    own = {stage: Profile.from_record(one) for stage, one in record.stage_profiles.items()}
+    pipeline = replace(load_pipeline(run.resolved_path), origins=origins, profiles=own)
     context = RunContext(
         run=run,
         workspace=Workspace(Path(record.workspace)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.executor import ChainingExecutor, make_chaining_executor, make_executor
+from redco_flow.launch.executor import make_chaining_executor, make_executor
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.spec.load import ResolvedPipeline
@@ -36,17 +36,18 @@ def rendered_submissions(
     Raises:
         UsageError: something in it cannot be submitted, or not ahead.
     """
-    executor = make_executor(profile, environment)
-    chaining = chaining_executor(profile, plan, environment) if ahead else None
+    if ahead:
+        _refuse_forced(plan)
     run = workspace.runs / f"{resolved.name}-RUN"
     for name, stage in plan.stages.items():
         if stage.action not in ("run", "wait"):
             continue
-        resources = job_resources(resolved.stages[name], profile)
+        of_stage = resolved.profile_of(name, profile)
+        resources = job_resources(resolved.stages[name], of_stage)
         attempt = AttemptDirectory(run / "stages" / name / "attempts" / "1")
         title = f"{run.name} {name} 1"
-        if chaining is None:
-            yield name, executor.render(attempt, title, resources)
+        if not ahead:
+            yield name, make_executor(of_stage, environment).render(attempt, title, resources)
             continue
         waits_for = ["JOB_OF_ANOTHER_POINT"] if after_others else []
         waits_for += [
@@ -54,21 +55,14 @@ def rendered_submissions(
             for one in upstream_of(resolved.stages[name])
             if plan.stages[one].action != "reuse"
         ]
+        chaining = make_chaining_executor(of_stage, environment)
         yield name, chaining.render_after(attempt, title, resources, waits_for)
 
 
-def chaining_executor(
-    profile: Profile, plan: Plan, environment: Mapping[str, str]
-) -> ChainingExecutor:
-    """Return the profile's executor for jobs that wait for each other.
-
-    Raises:
-        UsageError: it cannot do that, or the plan forces a stage.
-    """
+def _refuse_forced(plan: Plan) -> None:
     forced = [name for name, stage in plan.stages.items() if stage.forced]
     if forced:
         raise UsageError(
             f"--force {forced[0]} and --ahead do not go together: whether there is an old result "
             f"to put aside is known only when the stage begins. Leave one of them out."
         )
-    return make_chaining_executor(profile, environment)

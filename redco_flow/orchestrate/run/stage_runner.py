@@ -203,7 +203,9 @@ class StageRunner:
         if self._attempts.is_of_another_run(attempt):
             return self._wait_for_other_run(attempt, job)
         if job.is_unsubmitted:
-            executor = make_executor(self._context.profile, self._context.environment)
+            executor = make_executor(
+                self._context.profile_of(self._stage.name), self._context.environment
+            )
             executor.take_over(job)
         _write_known_inputs(attempt)
         is_found_again = self._attempts.is_found_again(attempt)
@@ -269,7 +271,9 @@ class StageRunner:
         from redco_flow.launch.executor import make_executor
 
         self._state_store.note("job_submitting", stage=self._stage.name, attempt=attempt.number)
-        executor = make_executor(self._context.profile, self._context.environment)
+        executor = make_executor(
+            self._context.profile_of(self._stage.name), self._context.environment
+        )
         job = executor.submit_call(attempt)
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())

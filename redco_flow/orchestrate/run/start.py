@@ -135,8 +135,9 @@ def write_run(
     write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
     write_json(run.plan_path, plan.to_json())
     code.write_patch(run.patch_path)
-    settings = profile.model_dump(mode="json")
-    LaunchRecord.of_this_process(workspace.root, settings, ahead=ahead).write(run)
+    LaunchRecord.of_this_process(
+        workspace.root, profile, ahead=ahead, stage_profiles=resolved.profiles
+    ).write(run)
     return run
 
 
@@ -150,8 +151,9 @@ def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
     """
     for name, stage in plan.stages.items():
         if stage.action in ("run", "wait"):
-            job_resources(resolved.stages[name], profile)
-    profile.section.check_installed()
+            of_stage = resolved.profile_of(name, profile)
+            job_resources(resolved.stages[name], of_stage)
+            of_stage.section.check_installed()
 
 
 def resume_run(run: RunDirectory) -> None:

@@ -10,9 +10,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow import search_path
 from redco_flow.errors import DamagedRecord, UsageError
@@ -23,6 +23,9 @@ from redco_flow.tracking.locks import Lease, acquire
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import check_shape, read_record
+
+if TYPE_CHECKING:
+    from redco_flow.spec.profile import Profile
 
 _BEGUN_STATES = (State.WAITING, State.RUNNING)
 
@@ -182,6 +185,7 @@ class LaunchRecord:
         directory: the current directory, for relative names.
         variables: by which its processes look for modules where this one does.
         profile: the whole profile.
+        stage_profiles: of stages with a profile of their own.
         ahead: whether all stages' jobs are submitted at once.
     """
 
@@ -190,14 +194,27 @@ class LaunchRecord:
     variables: dict[str, str]
     profile: dict[str, Any]
     ahead: bool = False
+    stage_profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of_this_process(
-        cls, workspace: Path, profile: Mapping[str, Any], *, ahead: bool = False
+        cls,
+        workspace: Path,
+        profile: Profile,
+        *,
+        ahead: bool = False,
+        stage_profiles: Mapping[str, Profile],
     ) -> LaunchRecord:
         """Return the record of a run that is started here."""
-        variables = search_path.variables()
-        return cls(str(workspace), str(Path.cwd()), variables, dict(profile), ahead)
+        own = {stage: one.model_dump(mode="json") for stage, one in stage_profiles.items()}
+        return cls(
+            workspace=str(workspace),
+            directory=str(Path.cwd()),
+            variables=search_path.variables(),
+            profile=profile.model_dump(mode="json"),
+            ahead=ahead,
+            stage_profiles=own,
+        )
 
     @classmethod
     def read(cls, run: RunDirectory) -> LaunchRecord:

@@ -116,3 +116,7 @@ class RunContext:
     environment: Mapping[str, str]
     code: dict[str, Any] = field(default_factory=dict)
     ahead: bool = False
+
+    def profile_of(self, stage: str) -> Profile:
+        """Return the stage's own profile, or the run's."""
+        return self.pipeline.profile_of(stage, self.profile)

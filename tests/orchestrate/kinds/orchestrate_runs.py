@@ -59,20 +59,20 @@ class Runs:
     def workspace(self):
         return Workspace.open(self.folder / "workspace")
 
-    def load(self, text, overrides=()):
+    def load(self, text, overrides=(), profile=None):
         path = self.folder / "pipeline.yaml"
         path.write_text(text)
-        return load_pipeline(path, overrides)
+        return load_pipeline(path, overrides, profile)
 
     def plan(self, text, overrides=(), **options):
         return make_plan(self.load(text, overrides), self.workspace, **options)
 
     def write(self, text, overrides=(), *, ahead=False, **options):
         """Make a run's directory; nothing is started."""
-        resolved = self.load(text, overrides)
-        plan = make_plan(resolved, self.workspace, **options)
         settings = {"grace_seconds": 2.0} | self.profile
         profile = profile_model()(workspace=str(self.folder / "workspace"), **settings)
+        resolved = self.load(text, overrides, profile)
+        plan = make_plan(resolved, self.workspace, **options)
         run = write_run(
             resolved,
             profile,
