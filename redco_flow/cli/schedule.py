@@ -371,7 +371,7 @@ def _run(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     refuse_if_served_elsewhere()
     directory = get_schedule(_workspace(options), options.name)
-    running = [one.run for one in directory.firings() if one.is_held]
+    running = [one.run for one in directory.firings() if one.is_held and not one.has_ended]
     if running:
         raise UsageError(
             f"'{directory.name}' fires now ({', '.join(filter(None, running)) or 'beginning'}): "

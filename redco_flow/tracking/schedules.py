@@ -139,6 +139,11 @@ class Firing:
         """Whether a living process has it."""
         return bool(self.process) and ProcessIdentity.from_json(self.process).is_alive()
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether it is, or was, in a thread of this process."""
+        return self.process == ProcessIdentity.current().to_json()
+
 
 @dataclass(frozen=True)
 class ScheduleDirectory:
@@ -191,7 +196,9 @@ class ScheduleDirectory:
         return firing
 
     def claim(self, firing: Firing) -> tuple[Firing | None, bool]:
-        """Take a firing for this process: a new one, one whose process is gone, or one to retry.
+        """Take a firing for a thread of this process, which has none for it.
+
+        It may be a new one, one whose process is gone, or one to retry.
 
         Returns:
             The firing as it is now, or None where another process has it or it has ended well;
@@ -200,7 +207,8 @@ class ScheduleDirectory:
         with self.locked():
             present = self.find_firing(firing.id) or firing
             is_retry = present.state in (FiringState.FAILED, FiringState.CANCELLED)
-            if not is_retry and (present.is_held or present.has_ended):
+            is_elsewhere = present.is_held and not present.is_of_this_process
+            if not is_retry and (is_elsewhere or present.has_ended):
                 return None, False
             if is_retry:
                 present = replace(present, state=FiringState.WAITING, reason="", ended="")

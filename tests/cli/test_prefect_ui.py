@@ -94,7 +94,10 @@ def test_a_schedule_that_fires_by_itself_is_seen_and_paused_on_its_page(schedule
     ui.goto(often)
     for flow_run in fired(often):
         ui.locator(f"a[href$='{flow_run['id']}']").wait_for()
-    wait_for(lambda: switched_off(schedules, ui), MOST_SECONDS)
+    click_until(
+        lambda: schedules.json("schedule", "show", "often")["is_paused"],
+        lambda: switch_off(ui, often),
+    )
     ended = wait_for(lambda: all_ended(schedules, "often", least=2), MOST_SECONDS)
     for firing in ended[:2]:  # their names now say what came of them
         named = ui.locator(f"a[href$='{firing.id}']", has_text=firing.told.partition(":")[0])
@@ -104,11 +107,9 @@ def test_a_schedule_that_fires_by_itself_is_seen_and_paused_on_its_page(schedule
     assert "completed" in [firing.state for firing in ended]
 
 
-def switched_off(schedules, ui):
-    """Whether the schedule is paused; a switch that a busy server left on is clicked anew."""
-    if (switch := ui.get_by_role("switch")).is_checked():
-        switch.click()
-    return schedules.json("schedule", "show", "often")["is_paused"]
+def switch_off(ui, page):
+    ui.goto(page)
+    ui.get_by_role("switch", checked=True).click(timeout=30_000)
 
 
 def all_ended(schedules, name, least=1):

@@ -1,4 +1,4 @@
-"""Schedules as a person makes them, fired by Prefect's worker; and all of it killed at random."""
+"""Schedules as a person makes and serves them; and all of it killed at random."""
 
 import getpass
 import json
@@ -13,20 +13,20 @@ from itertools import pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-import psutil
 import pytest
 
 from redco_flow.orchestrate.prefect.deleted_schedules import deleted_schedules, note_deleted
 from redco_flow.orchestrate.prefect.server import prefect_directory as own_server_folder
 from redco_flow.orchestrate.prefect.server import server_status
-from redco_flow.orchestrate.recurring import serving
 from redco_flow.orchestrate.recurring.deployments import (
     client_of,
     connect,
     delete_noted,
     find_deployment,
 )
+from redco_flow.orchestrate.recurring.flow_runs import FlowRuns
 from redco_flow.spec.yaml import read_yaml
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import Firing, ScheduleDirectory, list_schedules
@@ -145,15 +145,14 @@ def test_mistakes_are_told_before_anything_is_made(served):
     assert not directory_of(served).path.exists()
 
 
-def test_a_firing_that_is_retried_is_left_to_the_process_that_starts(settled, monkeypatch):
-    """What settles firings by their records must not undo what a user asked for on a page."""
-    assert settled("Cancelling").is_cancelling()  # whose end Prefect's worker tells
-    assert settled("Running", state="cancelled").is_running()  # retried: the end is the older one
+def test_firings_that_no_thread_has_are_settled_by_their_records(settled):
+    """What a user asked for on a page is not undone by an older end."""
+    assert settled("Cancelling").is_cancelled()
+    assert settled("Running").is_scheduled()
+    assert settled("Running", state="cancelled").is_scheduled()  # retried after that end
     assert settled("Running", state="cancelled", ended=LATER).is_cancelled()
     assert settled("Running", state="completed", ended=LATER).is_completed()
     assert settled("Crashed", state="failed").is_failed()
-    monkeypatch.setattr(serving, "_SECONDS_TO_CANCEL", 0)
-    assert settled("Cancelling").is_cancelled()
 
 
 def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served):
@@ -190,7 +189,7 @@ def test_a_schedule_that_is_edited_to_fire_too_often_is_switched_off(served):
         often = IntervalSchedule(interval=timedelta(seconds=15))
         client.update_deployment_schedule(found.id, found.schedules[0].id, schedule=often)
 
-        serving.settle(client, log.append)
+        FlowRuns(log.append).settle(client)
 
         [schedule] = find_deployment("weekly", client).schedules
     assert not schedule.active
@@ -210,14 +209,13 @@ def settled(tmp_path, prefect_server):
     with client_of(connect()) as client:
         deployment = find_deployment("weekly", client)
         flow_run = client.create_flow_run_from_deployment(deployment.id)
-        client.update_flow_run(flow_run.id, infrastructure_pid="1")  # as a worker says it
 
         def settled(said, state="running", ended=None):
             firing = Firing(str(flow_run.id), utc_now(), state, ended=ended or utc_now())
             directory.write_firing(firing)
             time.sleep(0.01)  # records have milliseconds
             client.set_flow_run_state(flow_run.id, getattr(states, said)(), force=True)
-            serving.settle(client, print)
+            FlowRuns(print).settle(client)
             return client.read_flow_run(flow_run.id).state
 
         yield settled
@@ -225,7 +223,7 @@ def settled(tmp_path, prefect_server):
 
 
 def test_killed_nine_times_nothing_fires_twice_and_nothing_is_lost(served):
-    """Fault 50: server, what serves, and the firing's process, at random times of its run."""
+    """Fault 50: server, what serves, and the run's launcher, at random times of its run."""
     (served.folder / "week.json").write_text(json.dumps({"skill": 100, "is_slow": True}))
     served("schedule", "add", "weekly.yaml", "--cron", "0 0 1 1 *")
     served("serve", "--detach")
@@ -239,7 +237,7 @@ def test_killed_nine_times_nothing_fires_twice_and_nothing_is_lost(served):
 
     for number in range(8):
         time.sleep(rng.uniform(0.1, 4.0))  # at a random time: that is the fault
-        found = victims()
+        found = victims(served)
         kill(found[number % len(found)])
         if who_serves() is None:
             served("serve", "--detach")
@@ -271,28 +269,18 @@ def who_serves():
     return Serving.find()
 
 
-def victims():
-    """The processes that live: the server, what serves, a firing's from its start on."""
+def victims(command):
+    """The processes that live: the server, what serves, the launcher of the firing's run."""
     found = [own_server()] if own_server().is_alive() else []
-    firings = [one.pid for one in psutil.process_iter() if is_a_firing(one)]
-    return [*found, who_serves().process, *map(ProcessIdentity.of, firings)]
+    runs = (command.folder / "redco-workspace" / "runs").glob("*")
+    launchers = [lease.holder for run in runs if (lease := find_holder(run)) is not None]
+    return [*found, who_serves().process, *launchers]
 
 
 def kill(process):
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: not process.is_alive())
-
-
-def is_a_firing(process):
-    """Whether it is one of this test's server: Prefect's worker started it."""
-    try:
-        is_engine = "prefect.engine" in process.cmdline()
-        return (
-            is_engine and process.environ().get("REDCO_FLOW_HOME") == os.environ["REDCO_FLOW_HOME"]
-        )
-    except psutil.Error:
-        return False
 
 
 def final_states(command):

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import shlex
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +38,7 @@ from redco_flow.orchestrate.prefect.server import (
     ensure_server,
     prefect_directory,
 )
-from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
+from redco_flow.orchestrate.recurring.firing import Firer, Terms
 from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import DATE_VARIABLE
@@ -58,7 +55,7 @@ if TYPE_CHECKING:
 POOL = f"redco-flow-{user_name()}"  # no worker of another user starts our processes
 _FORMER_POOL = "redco-flow"
 MAX_FIRINGS = 10
-"""Firings that have a process at once, each of about 110 MiB, if `serve --limit` is not given."""
+"""Firings at once if `serve --limit` is not given; the run of each has a process of 110 MiB."""
 _TAG = "redco-flow-schedule"
 _SLUG = "redco-flow"
 
@@ -102,12 +99,9 @@ def client_of(api: PrefectApi) -> Iterator[SyncPrefectClient]:
     """
     from httpx import HTTPError, HTTPStatusError
     from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    # Prefect has read its settings when it was imported, and our server may have moved since.
-    own = {PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth} if api.is_ours else {}
     try:
-        with temporary_settings(own), get_client(sync_client=True) as client:
+        with api_settings(api), get_client(sync_client=True) as client:
             yield client
     except HTTPStatusError as error:
         code, path = error.response.status_code, error.request.url.path
@@ -119,6 +113,17 @@ def client_of(api: PrefectApi) -> Iterator[SyncPrefectClient]:
     except HTTPError as error:
         problem = f"the Prefect API at {api.url} does not answer: {error or type(error).__name__}"
         raise PrefectServerError(problem) from error
+
+
+def api_settings(api: PrefectApi) -> contextlib.AbstractContextManager[Any]:
+    """Return what has Prefect ask this API inside of a `with`.
+
+    Prefect has read its settings when it was imported, and our server may have moved since.
+    """
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    own = {PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth} if api.is_ours else {}
+    return temporary_settings(own)
 
 
 def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) -> UUID:
@@ -155,15 +160,6 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
         tags=[_TAG],
         work_pool_name=POOL,
         entrypoint=f"{flow_file}:recurring",
-        pull_steps=[
-            {"prefect.deployments.steps.set_working_directory": {"directory": schedule.directory}}
-        ],
-        job_variables={
-            "stream_output": False,  # a worker that ends would take the firing along
-            "working_dir": schedule.directory,
-            # -P: nothing of that directory takes a library's place.
-            "command": f"{shlex.quote(sys.executable)} -P -m prefect.engine",
-        },
     )
     if schedule.no_run_for:
         watch_silence(schedule, deployment, client)
@@ -258,13 +254,16 @@ def fire_flow_run(
     flow_run = get_run_context().flow_run  # type: ignore[union-attr]
     assert flow_run is not None
     due = flow_run.expected_start_time or datetime.now(UTC)
+    folder, zone = _place(ScheduleDirectory.of(Workspace(Path(workspace)), schedule))
+    environment = {
+        DATE_VARIABLE: due.astimezone(zone).isoformat(),
+        SCHEDULE_VARIABLE: schedule,
+    }
     terms = Terms(
-        *(schedule, Path(workspace), pipeline, profile, tuple(overrides), overlap, missed, retries)
+        *(schedule, Path(workspace), pipeline, profile, tuple(overrides), overlap, missed, retries),
+        folder=folder,
+        environment=environment,
     )
-    directory = ScheduleDirectory.of(Workspace(Path(workspace)), schedule)
-    # This process is this firing's alone; the commands that it starts take both from here.
-    os.environ[DATE_VARIABLE] = due.astimezone(_timezone(directory)).isoformat()
-    os.environ[SCHEDULE_VARIABLE] = schedule
     stop = threading.Event()
     watching = watch_for_cancelling(flow_run.id, lambda reason: stop.set())
     log = get_run_logger()
@@ -273,22 +272,17 @@ def fire_flow_run(
         firing = firer.fire(str(flow_run.id), due)
         _rename(flow_run.id, firing.told)
         return firing
-    except BaseException:
-        # The worker ends the process of a firing that is cancelled on its page; one that is
-        # killed for any other reason leaves its run alone, and is continued.
-        if stop.is_set() or _is_cancelled(flow_run.id):
-            leave(directory, str(flow_run.id))
-        raise
     finally:
         watching.set()
 
 
-def _timezone(directory: ScheduleDirectory) -> tzinfo:
-    """The zone in which a schedule's dates are meant; UTC where its record is gone."""
+def _place(directory: ScheduleDirectory) -> tuple[Path, tzinfo]:
+    """Return where a schedule's commands run, and the zone of its dates."""
     try:
-        return ZoneInfo(directory.read().timezone)
+        schedule = directory.read()
     except (FileNotFoundError, DamagedRecord):
-        return UTC
+        return Path.cwd(), UTC
+    return Path(schedule.directory), ZoneInfo(schedule.timezone)
 
 
 def _later_is_due(flow_run: FlowRun) -> bool:
@@ -321,22 +315,11 @@ def _rename(flow_run_id: UUID, name: str) -> None:
         client.update_flow_run(flow_run_id, name=name)
 
 
-def _is_cancelled(flow_run_id: UUID) -> bool:
-    from prefect.client.orchestration import get_client
-
-    try:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(flow_run_id).state
-    except Exception:  # noqa: BLE001 (the server is away: no one can have cancelled it there)
-        return False
-    return bool(state and (state.is_cancelling() or state.is_cancelled()))
-
-
 def make_pool(client: SyncPrefectClient, limit: int | None = None) -> None:
     """Create the work pool of this user's firings, or set its limit.
 
     Args:
-        limit: firings that have a process at once; None: as it is, or `MAX_FIRINGS`.
+        limit: firings at once; None: as it is, or `MAX_FIRINGS`.
     """
     from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
     from prefect.exceptions import ObjectNotFound

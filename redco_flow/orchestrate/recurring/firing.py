@@ -1,8 +1,8 @@
 """Execute one firing of a schedule: start a run or skip it, and record the result.
 
-Runs in a process that Prefect's worker starts. The run itself is an ordinary one, started by the
-ordinary command and driven by its own detached process, so the end of this process loses nothing:
-the next one that is given the same firing finds its record and goes on.
+Runs in a thread of the process that serves schedules. The run itself is an ordinary one, started
+by the ordinary command and driven by another, detached process, so the end of this process loses
+nothing: the next one that is given the same firing finds its record and continues it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from redco_flow.orchestrate.notify.channels import Notice
 from redco_flow.orchestrate.notify.notices import tell_at_once, without_secrets
 from redco_flow.orchestrate.prefect.server import external_url
 from redco_flow.orchestrate.recurring.serving_record import Serving
-from redco_flow.orchestrate.run.start import resume_run, retry_run
 from redco_flow.spec.notify import NotifySection
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, State
 from redco_flow.tracking.locks import find_holder
@@ -59,6 +58,8 @@ class Terms:
         workspace: where its records are.
         pipeline, profile, overrides: as for `redco-flow run`.
         overlap, missed, retries: see `spec.schedule.ScheduleSection`.
+        folder: where the commands of a firing run; None: in this process's directory.
+        environment: variables of these commands.
     """
 
     schedule: str
@@ -69,6 +70,8 @@ class Terms:
     overlap: str
     missed: str
     retries: int
+    folder: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> list[str]:
@@ -151,7 +154,7 @@ class Firer:
         firing = self._wait_for_turn(firing, "wait" if makes_up else self._terms.overlap)
         if firing.has_ended:
             return firing
-        planned = self._ask("plan", "--json")
+        planned = self._ask("plan", *self._terms.words, "--json")
         firing = replace(firing, identity=str(planned["identity"]))
         if firing.has_started_run:  # by a command of this firing's earlier process, killed since
             return self._directory.write_firing(firing)
@@ -169,7 +172,8 @@ class Firer:
         path = Workspace(self._terms.workspace).runs / run
         firing = self._directory.write_firing(replace(firing, run=run, run_path=str(path)))
         try:
-            started = self._ask("run", "--detach", "--json", "--run-id", run)
+            options = ("--detach", "--json", "--run-id", run)
+            started = self._ask("run", *self._terms.words, *options)
         except CannotFire:
             if not firing.has_started_run:
                 raise
@@ -183,7 +187,7 @@ class Firer:
         """Give the run of a firing that had ended new attempts, when it is its turn."""
         firing = self._wait_for_turn(firing, "wait")
         if not firing.has_ended:
-            retry_run(RunDirectory(Path(firing.run_path)))
+            self._continue("retry", RunDirectory(Path(firing.run_path)))
         return firing
 
     def _why_not_made_up(self, firing: Firing) -> str:
@@ -250,7 +254,7 @@ class Firer:
             number = firing.num_retries + 1
             firing = self._directory.write_firing(replace(firing, num_retries=number))
             self._log(f"run {run.id} failed; new attempts, {number} of {self._terms.retries}")
-            retry_run(run, only_failed=True)
+            self._continue("retry", run, "--failed")
         message = str(run.read_state().get("message") or "")
         return self._end(firing, _ENDS[State(state)], message)
 
@@ -264,7 +268,7 @@ class Firer:
                     raise CannotFire(f"run {run.id} lost its launcher {num_resumes + 1} times.")
                 num_resumes += 1
                 self._log(f"run {run.id} has lost its launcher and is resumed")
-                resume_run(run)
+                self._continue("resume", run)
             time.sleep(_POLL_SECONDS)
             if self._stop.is_set() and not run.cancel_requested():
                 run.request_cancel("cancelled on its Prefect page")
@@ -275,28 +279,40 @@ class Firer:
         ended = replace(firing, state=state, reason=reason, ended=utc_now())
         return self._directory.write_firing(ended)
 
-    def _ask(self, verb: str, *options: str) -> dict[str, Any]:
+    def _continue(self, verb: str, run: RunDirectory, *options: str) -> None:
+        """Have a process drive the run again.
+
+        Raises:
+            CannotFire: it cannot be.
+        """
+        workspace = ("--workspace", str(run.path.parents[1]))
+        self._ask(verb, run.id, *options, "--detach", "--json", *workspace)
+
+    def _ask(self, *words: str) -> dict[str, Any]:
         """Return what a command prints as JSON.
 
         Raises:
             CannotFire: it failed; has its last words.
         """
-        command = [sys.executable, "-P", "-m", "redco_flow.cli.main", verb, *self._terms.words]
+        terms = self._terms
+        own = {**terms.environment, "REDCO_FLOW_WORKSPACE": str(terms.workspace)}
         done = subprocess.run(
-            [*command, *options],
-            env=_environment() | {"REDCO_FLOW_WORKSPACE": str(self._terms.workspace)},
+            [sys.executable, "-P", "-m", "redco_flow.cli.main", *words],
+            cwd=terms.folder,
+            env=_environment() | own,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
             said = "\n".join(done.stderr.strip().splitlines()[-20:])
-            raise CannotFire(f"`redco-flow {verb} {' '.join(self._terms.words)}`: {said}")
+            raise CannotFire(f"`{shlex.join(['redco-flow', *words])}`: {said}")
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def leave(directory: ScheduleDirectory, firing_id: str) -> None:
-    """Cancel what a firing has begun, because a user cancelled it and its process must end."""
+    """Cancel what a firing has begun that no thread has, because a user cancelled it."""
     firing = directory.find_firing(firing_id)
     if firing is not None and not firing.has_ended:
         _cancel(firing, "cancelled on its Prefect page")
@@ -333,7 +349,7 @@ def _has_open_run(firing: Firing) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without what Prefect's worker put there."""
+    """Return this process's environment without the settings that Prefect was given in it."""
     named = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
     kept = named if external_url() else ()
     return {

@@ -1,0 +1,229 @@
+"""Bring the flow runs of schedules to their end: each that is due runs in a thread of this process.
+
+A flow run that no thread has is settled by the record of its firing: one that has ended is closed
+on the server, one that was cancelled on its page ends its run, any other is scheduled again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.orchestrate.prefect.api import PrefectApi
+from redco_flow.orchestrate.recurring.deployments import (
+    MAX_FIRINGS,
+    POOL,
+    api_settings,
+    deployments,
+    switch_off_refused,
+)
+from redco_flow.orchestrate.recurring.firing import leave, note_end_of
+from redco_flow.orchestrate.recurring.silence import watch_only_while
+from redco_flow.orchestrate.run.stopping import Log
+from redco_flow.tracking.schedules import Firing, ScheduleDirectory
+from redco_flow.tracking.typed_records import unless_damaged
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import FlowRun, State
+    from prefect.client.schemas.responses import DeploymentResponse
+
+SECONDS_BETWEEN_LOOKS = 5.0
+_SECONDS_TO_BEGIN = 60.0  # from a flow run's being taken on another machine to its record
+_MOST_BEGINNINGS = 20
+
+
+class FlowRuns:
+    """The flow runs that this process has, each in a thread.
+
+    Args:
+        log: takes lines for the log of `redco-flow serve`.
+        limit: firings at once; the others wait on the server.
+    """
+
+    def __init__(self, log: Log, limit: int = MAX_FIRINGS) -> None:
+        self._log = log
+        self._limit = limit
+        self._threads: dict[str, threading.Thread] = {}
+
+    def attend(self, client: SyncPrefectClient, api: PrefectApi) -> None:
+        """Settle what no thread has, then begin what is due."""
+        interval = SECONDS_BETWEEN_LOOKS
+        client.send_worker_heartbeat(POOL, _own_name(), heartbeat_interval_seconds=interval)
+        own = self.settle(client)
+        due = client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=datetime.now(UTC))
+        for flow_run in [one.flow_run for one in due]:
+            if self._has(str(flow_run.id)):
+                continue  # it ends just now
+            if len(self._threads) >= self._limit:
+                break
+            deployment = own.get(flow_run.deployment_id)
+            if deployment is not None and _take(flow_run, client):
+                self._begin(client.read_flow_run(flow_run.id), str(deployment.entrypoint), api)
+
+    def settle(self, client: SyncPrefectClient) -> dict[UUID | None, DeploymentResponse]:
+        """End or reschedule every firing that no thread has.
+
+        Returns:
+            this machine's deployments, by id.
+        """
+        self._threads = {key: one for key, one in self._threads.items() if one.is_alive()}
+        is_shared = _has_other_machines(client)
+        own: dict[UUID | None, DeploymentResponse] = {}
+        for deployment in deployments(client):
+            workspace = Workspace(Path(str(deployment.parameters.get("workspace"))))
+            directory = ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
+            if not (directory.path / "schedule.json").exists():
+                continue  # of another machine, or its workspace was deleted
+            own[deployment.id] = deployment
+            problems = switch_off_refused(deployment, client)
+            for problem in problems:
+                self._log(f"warning: {problem}")
+            num_active = sum(bool(one.active) for one in deployment.schedules) - len(problems)
+            fires = not deployment.paused and num_active > 0
+            watch_only_while(directory.name, client, fires=fires)
+            flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
+            for key, flow_run in flow_runs.items():
+                if not self._has(key):
+                    self._settle(directory, flow_run, client, is_shared=is_shared)
+            for firing in directory.firings():
+                if firing.id not in flow_runs and not firing.has_ended:
+                    self._note_end(directory, firing)
+        return own
+
+    def _has(self, flow_run: str) -> bool:
+        return flow_run in self._threads and self._threads[flow_run].is_alive()
+
+    def _is_at_work(self, firing: Firing) -> bool:
+        """Whether a thread here, or a process of another machine, brings it to its end."""
+        return self._has(firing.id) or (firing.is_held and not firing.is_of_this_process)
+
+    def _note_end(self, directory: ScheduleDirectory, firing: Firing) -> Firing | None:
+        return None if self._is_at_work(firing) else note_end_of(directory, firing)
+
+    def _settle(
+        self,
+        directory: ScheduleDirectory,
+        flow_run: FlowRun,
+        client: SyncPrefectClient,
+        *,
+        is_shared: bool,
+    ) -> None:
+        firing = unless_damaged(lambda: directory.find_firing(str(flow_run.id)))
+        if firing is not None and not firing.has_ended and self._is_at_work(firing):
+            return
+        state = client.read_flow_run(flow_run.id).state
+        if state is None or flow_run.state is None or state.id != flow_run.state.id:
+            return  # something happened to it since the flow runs were listed
+        if state.is_cancelling():
+            leave(directory, str(flow_run.id))
+            _tell_end(flow_run, directory.find_firing(str(flow_run.id)), client)
+        elif (
+            firing is not None
+            and not _is_retry(state, firing)
+            and (ended := firing if firing.has_ended else note_end_of(directory, firing))
+        ):
+            _tell_end(flow_run, ended, client)
+        elif not is_shared or _age_of(state) > _SECONDS_TO_BEGIN:
+            self._schedule_again(flow_run, client)
+
+    def _schedule_again(self, flow_run: FlowRun, client: SyncPrefectClient) -> None:
+        from prefect.states import Crashed, Scheduled
+
+        if flow_run.run_count >= _MOST_BEGINNINGS:
+            state: State[Any] = Crashed(message=f"it was interrupted {flow_run.run_count} times.")
+        else:
+            self._log(f"firing {flow_run.id} of {flow_run.expected_start_time} is continued")
+            state = Scheduled(message="it was interrupted; it is continued")
+        client.set_flow_run_state(flow_run.id, state, force=True)
+
+    def _begin(self, flow_run: FlowRun, entrypoint: str, api: PrefectApi) -> None:
+        """Run the flow in a thread; what ends without an end is settled at the next look."""
+
+        def run() -> None:
+            from prefect.flow_engine import run_flow
+            from prefect.flows import load_flow_from_entrypoint
+
+            try:
+                with api_settings(api):
+                    flow: Any = load_flow_from_entrypoint(entrypoint)
+                    given = flow_run.parameters
+                    run_flow(flow, flow_run=flow_run, parameters=given, return_type="state")
+            except BaseException as error:  # noqa: BLE001 (the others go on)
+                self._log(f"warning: firing {flow_run.id} was interrupted: {error!r}")
+
+        thread = threading.Thread(target=run, name=f"firing {flow_run.id}", daemon=True)
+        self._threads[str(flow_run.id)] = thread
+        thread.start()
+
+
+def _take(flow_run: FlowRun, client: SyncPrefectClient) -> bool:
+    """Take a flow run that is due, unless another machine has been faster."""
+    from prefect.client.schemas.responses import SetStateStatus
+    from prefect.states import Pending
+
+    return client.set_flow_run_state(flow_run.id, Pending()).status == SetStateStatus.ACCEPT
+
+
+def _is_retry(state: State[Any], firing: Firing) -> bool:
+    """Whether a flow run was continued on its page after its firing's end."""
+    if not firing.has_ended or state.is_crashed():
+        return False
+    return bool(state.timestamp > datetime.fromisoformat(firing.ended))
+
+
+def _has_other_machines(client: SyncPrefectClient) -> bool:
+    """Whether another machine takes flow runs of the pool, too."""
+    workers = client.read_workers_for_work_pool(POOL)
+    return any(one.status == "ONLINE" and one.name != _own_name() for one in workers)
+
+
+def _own_name() -> str:
+    return f"redco-flow on {os.uname().nodename}"
+
+
+def _tell_end(flow_run: FlowRun, firing: Firing | None, client: SyncPrefectClient) -> None:
+    from prefect.states import Cancelled, Completed, Failed
+
+    kinds: dict[str, Any] = {"completed": Completed, "failed": Failed, "skipped": Completed}
+    message = firing.told if firing is not None else ""
+    end = kinds.get(firing.state if firing is not None else "", Cancelled)(message=message)
+    client.set_flow_run_state(flow_run.id, end, force=True)
+
+
+def _age_of(state: State[Any]) -> float:
+    return float((datetime.now(UTC) - state.timestamp).total_seconds())
+
+
+def _open_flow_runs(deployment_id: Any, client: SyncPrefectClient) -> list[FlowRun]:
+    """Return a deployment's flow runs that have begun and have no good end."""
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterId,
+        FlowRunFilter,
+        FlowRunFilterExpectedStartTime,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    types = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED]
+    since = datetime.now(UTC) - timedelta(days=30)
+    chosen = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
+        expected_start_time=FlowRunFilterExpectedStartTime(after_=since),
+    )
+    of = DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id]))
+    found = client.read_flow_runs(flow_run_filter=chosen, deployment_filter=of, limit=200)
+    # One that died for good is crashed as often as it began.
+    return [
+        one
+        for one in found
+        if not (one.state and one.state.is_crashed() and one.run_count >= _MOST_BEGINNINGS)
+    ]
