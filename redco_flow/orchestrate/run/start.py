@@ -183,10 +183,10 @@ def reopen_run(run: RunDirectory) -> None:
 
 
 def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
-    """Give an ended run's failed and cancelled stages new attempts.
+    """Give an ended run's failed, cancelled and early stopped stages new attempts.
 
     Args:
-        only_failed: leave cancelled stages as they are.
+        only_failed: leave all others as they are.
 
     Raises:
         UsageError: the run has not ended, or has no such stage.
@@ -200,7 +200,8 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
                 f"run {run.id} has not ended: its launcher is gone while its jobs may live. "
                 f"`redco-flow resume {run.id}` takes it up."
             )
-        wanted = (State.FAILED,) if only_failed else (State.FAILED, State.CANCELLED)
+        stopped = () if only_failed else (State.CANCELLED, State.STOPPED_EARLY)
+        wanted = (State.FAILED, *stopped)
         if not any(stage["state"] in wanted for stage in state["stages"].values()):
             raise UsageError(
                 f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
