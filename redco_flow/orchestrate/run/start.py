@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def write_run(
     sweep: str = "",
     run_id: str = "",
     code: CodeState | None = None,
+    like: RunDirectory | None = None,
 ) -> RunDirectory:
     """Write all that a run needs into a new directory; `start_run` without the start.
 
@@ -104,6 +106,7 @@ def write_run(
         sweep: the id of the sweep that the run is a point of.
         run_id: which id it gets; empty: one is drawn.
         code: the code as it is now; None means that it is read here.
+        like: a run whose equal records become hard links, which need no inode.
 
     Raises:
         UsageError: a stage asks for more hosts than its kind can use, a library that the executor
@@ -137,7 +140,26 @@ def write_run(
     code.write_patch(run.patch_path)
     settings = profile.model_dump(mode="json")
     LaunchRecord.of_this_process(workspace.root, settings, ahead=ahead).write(run)
+    if like is not None:
+        for name in _EQUAL_RECORDS:
+            with suppress(OSError):  # not there, or a file system without hard links
+                _link_equal(like.path / name, run.path / name)
     return run
+
+
+_EQUAL_RECORDS = ("origins.json", "plan.json", "launch.json", "code.patch")
+
+
+def _link_equal(first: Path, path: Path) -> None:
+    """Make a file a hard link to another one where both have the same content.
+
+    Raises:
+        OSError: one of them is not there, or cannot be linked; `path` is as it was.
+    """
+    if first.read_bytes() == path.read_bytes():
+        link = path.with_name(f".{path.name}.link")
+        os.link(first, link)
+        link.replace(path)
 
 
 def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:

@@ -34,6 +34,7 @@ from redco_flow.spec.sweep_points import Point
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -105,6 +106,7 @@ def start_sweep(
     sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
     code = CodeState.read(Path.cwd())
     points = []
+    first: RunDirectory | None = None
     for point in planned:
         run = write_run(
             point.pipeline,
@@ -117,7 +119,9 @@ def start_sweep(
             ahead=ahead,
             sweep=sweep.id,
             code=code,
+            like=first,
         )
+        first = first or run
         points.append(SweepPoint(run.id, list(point.overrides)))
     settings = asdict(early_stopping) if early_stopping is not None else None
     sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead, early_stopping=settings)
