@@ -16,7 +16,7 @@ from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from redco_flow.errors import RunCancelled
+from redco_flow.errors import RunCancelled, StoppedEarly
 from redco_flow.orchestrate.prefect.live import reporting_live
 from redco_flow.orchestrate.prefect.report import publish_summary
 from redco_flow.orchestrate.run.session import RunSession, current_session
@@ -25,6 +25,7 @@ FINAL_STATES = {
     "completed": Completed,
     "failed": Failed,
     "cancelled": Cancelled,
+    "stopped_early": Completed,  # a sweep's point whose training was not among the best
     "detached": Crashed,  # this process ends, the jobs run on
 }
 
@@ -37,6 +38,8 @@ def run_stage(session: RunSession, stage: str, upstream: list[Any]) -> State[Any
     try:
         with reporting_live(session, stage):
             finished = session.run_stage(stage, log.info)
+    except StoppedEarly as error:  # completed, the stages that need its result would begin
+        return Cancelled(name="StoppedEarly", message=str(error))
     except RunCancelled as error:
         return Cancelled(message=str(error))
     outputs = dict(finished.result.outputs)

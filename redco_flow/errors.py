@@ -125,3 +125,9 @@ class RunCancelled(RedcoFlowError):
     """The run was asked to stop."""
 
     exit_code: ClassVar[int] = 5
+
+
+class StoppedEarly(RunCancelled):
+    """A sweep stopped the training, which was not among the best; the message has the numbers."""
+
+    exit_code: ClassVar[int] = 0

@@ -40,12 +40,13 @@ _SECONDS_BETWEEN_PROGRESS_LINES = 10.0
 _CHANGING = (State.RUNNING, State.WAITING)
 _MARKS = {
     State.COMPLETED: "✓", State.FAILED: "✗", State.CANCELLED: "■", State.RUNNING: "●",
-    State.WAITING: "…", State.PENDING: " ", State.SKIPPED: "-",
+    State.WAITING: "…", State.PENDING: " ", State.SKIPPED: "-", State.STOPPED_EARLY: "■",
 }  # fmt: skip
 _COLOURS = {
     State.COMPLETED: "green",
     State.FAILED: "red",
     State.CANCELLED: "yellow",
+    State.STOPPED_EARLY: "yellow",
     State.RUNNING: "cyan",
 }
 

@@ -23,6 +23,7 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.control import PlannedPoint
+    from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
     from redco_flow.report.compared_run import ComparedRun
     from redco_flow.spec.sweep_points import Point
 
@@ -79,7 +80,9 @@ def sweep_text(view: dict[str, Any]) -> str:
     """One sweep for people: a line for each point, then the best ones."""
     points = view["points"]
     done = sum(point["state"] == State.COMPLETED for point in points)
-    lines = [f"{view['sweep']}: {view['state']}  {done} of {len(points)} points completed"]
+    num_stopped = sum(point["state"] == State.STOPPED_EARLY for point in points)
+    stopped = f", {num_stopped} stopped early" if num_stopped else ""
+    lines = [f"{view['sweep']}: {view['state']}  {done} of {len(points)} points completed{stopped}"]
     shown = _shown_metrics(view)
     rows = [
         [
@@ -88,7 +91,7 @@ def sweep_text(view: dict[str, Any]) -> str:
             point["state"],
             duration(point["seconds"]),
             *(number(point["metrics"].get(name)) for name in shown),
-            point["message"] if point["state"] == State.WAITING else "",
+            point["message"] if point["state"] in (State.WAITING, State.STOPPED_EARLY) else "",
         ]
         for point in points
     ]
@@ -252,11 +255,41 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="concurrent runs of the sweep (default: the profile's max_parallel_stages)",
     )
+    parser.add_argument(
+        "--stop-early",
+        metavar="METRIC",
+        help="stop trainings of the sweep that are not among the best by this METRIC or "
+        "STAGE/METRIC (ASHA)",
+    )
+    parser.add_argument(
+        "--min-steps",
+        type=_positive,
+        metavar="N",
+        help="with --stop-early: steps after which trainings are first compared",
+    )
+    parser.add_argument(
+        "--reduction-factor",
+        type=_factor,
+        metavar="N",
+        help="with --stop-early: one in N trainings continues (default: 4); the next comparison "
+        "is after N times as many steps",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("min", "max"),
+        help="with --stop-early: which value is better, where the stage does not declare it",
+    )
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _factor(text: str) -> int:
+    if (number := int(text)) < 2:
         raise ValueError(text)
     return number
 
@@ -289,6 +322,7 @@ def run_sweep(
     planned = plan_points(points, load_point)
     if len({workspace.root for workspace in workspaces}) > 1:
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
+    early_stopping = _read_early_stopping(options, planned, workspaces[0])
     max_parallel = options.max_parallel or planned[0].profile.max_parallel_stages
     if options.dry_run:
         for point in planned:
@@ -303,11 +337,32 @@ def run_sweep(
         overrides=options.overrides,
         argv=sys.argv,
         ahead=options.ahead,
+        early_stopping=early_stopping,
     )
     pins = dict.fromkeys(pin for point in planned for pin in point.plan.pins)
     sys.stderr.writelines(f"{pin}\n" for pin in pins)
     sys.stderr.write(f"{sweep.id} started: {len(planned)} points; its files: {sweep.path}\n")
     return attend_sweep(sweep, options)
+
+
+def _read_early_stopping(
+    options: argparse.Namespace, planned: Sequence[PlannedPoint], workspace: Workspace
+) -> SuccessiveHalving | None:
+    from redco_flow.orchestrate.sweep.watched_metric import read_early_stopping
+
+    if not options.stop_early:
+        for option in ("min_steps", "reduction_factor", "mode"):
+            if getattr(options, option):
+                raise UsageError(f"--{option.replace('_', '-')} is for --stop-early METRIC.")
+        return None
+    return read_early_stopping(
+        options.stop_early,
+        [point.pipeline for point in planned],
+        workspace,
+        mode=options.mode,
+        min_steps=options.min_steps or 0,
+        reduction_factor=options.reduction_factor or 4,
+    )
 
 
 def _print_jobs(

@@ -77,6 +77,11 @@ class ComparedRun:
         return str(self.view.get("state") or self._status.get("state") or "damaged")
 
     @cached_property
+    def message(self) -> str:
+        """The message of its end."""
+        return str(self._status.get("message") or "")
+
+    @cached_property
     def created_at(self) -> str:
         """The time of its start, as records have it."""
         return str((unless_damaged(lambda: self.run.record) or {}).get("created_at") or "")

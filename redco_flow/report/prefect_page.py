@@ -53,7 +53,9 @@ def run_summary(run: RunDirectory, workspace: Workspace) -> RunSummary:
 def _parts(run: RunDirectory, stages: Sequence[StageFacts], store: ArtifactStore) -> Iterator[str]:
     yield f"# {markdown.text(run.id)}"
     # A browser opens no file from a web page: paths are text, to be copied.
-    paths = [["report", markdown.code(run.report_path)], ["run", markdown.code(run.path)]]
+    # Of a sweep's point the page is made on demand.
+    report = f"redco-flow report {run.id}" if run.record.get("sweep") else run.report_path
+    paths = [["report", markdown.code(report)], ["run", markdown.code(run.path)]]
     yield markdown.table(["", ""], paths)
     yield from (_metrics(one, store) for one in stages if one.entry.get("metrics"))
     rows = [

@@ -135,7 +135,8 @@ def judged_state(state: dict[str, Any], stages: dict[str, StageFacts]) -> str:
     ends = {stage.state for stage in stages.values()}
     if said != State.RUNNING or not ends or not ends.issubset(ENDED_STAGE_STATES):
         return said
-    return next((end for end in (State.FAILED, State.CANCELLED) if end in ends), State.COMPLETED)
+    worst = (State.FAILED, State.CANCELLED, State.STOPPED_EARLY)
+    return next((end for end in worst if end in ends), State.COMPLETED)
 
 
 def _attempts(run: RunDirectory, stage: str) -> tuple[AttemptDirectory, ...]:

@@ -63,18 +63,21 @@ def sweep_page(name: str, state: str, points: Sequence[SweptRun], now: str) -> R
     scored = {name for run in runs for name in run.directions}
     shown = sorted(metrics, key=lambda name: name not in scored)[:_MAX_METRICS]
     done = sum(one.state == "completed" for one in runs)
+    stopped = [one for one in runs if one.state == "stopped_early"]
     return RunsPage(
         of="sweep",
         title=name,
         state=state,
         facts=[
             ("points", f"{done} of {len(points)} completed"),
+            *([("stopped early", f"{len(stopped)} points")] if stopped else []),
             ("varied", ", ".join(_varied(points))),
             *_best_facts(points, metrics),
         ],
         sections=[
             Section("Over seeds", list(_seed_tables(points, metrics))),
             Section("Points", [runs_table(runs, metrics)]),
+            Section("Stopped early", list(_stopped_tables(stopped))),
             Section("Parts of the data", list(parts_tables(runs))),
             Section("Settings and metrics", figures=list(_scatters(points, shown))),
             Section("Parallel coordinates", figures=list(_parallel(points, shown)), note=_PARALLEL),
@@ -85,6 +88,12 @@ def sweep_page(name: str, state: str, points: Sequence[SweptRun], now: str) -> R
 
 
 _PARALLEL = "Each line is one point; each axis runs from its lowest value to its highest."
+
+
+def _stopped_tables(stopped: Sequence[ComparedRun]) -> Iterator[Table]:
+    if stopped:
+        rows = [[Cell(one.label), Cell(one.message)] for one in stopped]
+        yield Table("Points that were stopped early", ["point", "reason"], rows)
 
 
 def _varied(points: Sequence[SweptRun]) -> list[str]:

@@ -32,6 +32,9 @@ one module with all of it, whose top level must then be light:
     def data_identity(config): ...              # optional: identity of data that is no file
     def hub_references(config): ...             # optional: names on the hub (`HubReference`); else
                                                 # those in its sections `model` and `data`
+    def logged_metrics(config): ...             # optional: name -> "min" or "max", which is better,
+                                                # of what it logs while it trains, such as
+                                                # `val/eval_loss`; None: not known beforehand
     def conclude(config, finished): ...         # optional: FinishedStage -> words for people: what
                                                 # the launcher does, once or more often, when the
                                                 # result stands
@@ -159,6 +162,10 @@ def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
     return references
 
 
+def _no_metrics(*_: Any) -> dict[str, str]:
+    return {}
+
+
 def _no_files(*_: Any) -> dict[Path, NamedFiles]:
     return {}
 
@@ -192,6 +199,7 @@ class StageKind:
     upstream_problems: Callable[
         [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
     ] = _no_problems
+    logged_metrics: Callable[[Any], Mapping[str, str] | None] = _no_metrics
     declare: Callable[[Mapping[str, Any], Collection[str]], Declaration] | None = None
     conclude: Callable[[Any, Any], str] | None = None
     examples_module: str | None = None
@@ -273,6 +281,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         named_files=getattr(module, "named_files", _no_files),
         device_problems=getattr(module, "device_problems", _no_problems),
         upstream_problems=getattr(module, "upstream_problems", _no_problems),
+        logged_metrics=getattr(module, "logged_metrics", _no_metrics),
         declare=getattr(module, "declare", None),
         conclude=getattr(module, "conclude", None),
         examples_module=getattr(module, "EXAMPLES_MODULE", None),

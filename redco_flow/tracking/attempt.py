@@ -25,7 +25,8 @@ class State(StrEnum):
     Runs have PENDING, RUNNING and the ends COMPLETED, FAILED and CANCELLED; stages WAITING (for a
     cluster, a lock or another run) and SKIPPED (an upstream stage did not complete) too. Nothing
     writes INTERRUPTED: it is what a run is shown as whose orchestrating process is gone. DETACHED
-    is the end of that process while its jobs run on.
+    is the end of that process while its jobs run on. STOPPED_EARLY is the end of a sweep's point
+    whose training was not among the best (`--stop-early`).
     """
 
     PENDING = "pending"
@@ -37,9 +38,10 @@ class State(StrEnum):
     SKIPPED = "skipped"
     INTERRUPTED = "interrupted"
     DETACHED = "detached"
+    STOPPED_EARLY = "stopped_early"
 
 
-ENDED_RUN_STATES = (State.COMPLETED, State.FAILED, State.CANCELLED)
+ENDED_RUN_STATES = (State.COMPLETED, State.FAILED, State.CANCELLED, State.STOPPED_EARLY)
 ENDED_STAGE_STATES = (*ENDED_RUN_STATES, State.SKIPPED)
 
 

@@ -19,15 +19,13 @@ from typing import Any, Literal, Required, TypedDict, cast
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.sequence_index import read_sequences
 from redco_flow.tracking.typed_records import find_record, read_record
 from redco_flow.tracking.workspace import Workspace, check_name, user_name
 
-RUN_STATES = tuple(
-    State(name) for name in ("pending", "running", "completed", "failed", "cancelled")
-)
+RUN_STATES = (State.PENDING, State.RUNNING, *ENDED_RUN_STATES)
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without those that are easily misread
 _MAX_CANDIDATES = 10
 _REMEDIES = {
@@ -81,7 +79,9 @@ class StageRecord(TypedDict, total=False):
 class StateRecord(TypedDict, total=False):
     """state.json."""
 
-    state: Required[Literal["pending", "running", "completed", "failed", "cancelled"]]
+    state: Required[
+        Literal["pending", "running", "completed", "failed", "cancelled", "stopped_early"]
+    ]
     exit_code: int | None
     message: str
     started_at: str | None

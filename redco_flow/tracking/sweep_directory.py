@@ -1,26 +1,27 @@
 """One sweep as a directory: which runs are its trials. Their states are in the runs themselves.
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
-of the process that starts the runs; cancel.json by the process that asks for the end. A stage that
-another run of the sweep computes has that attempt's name in `shared.json`.
+of the process that starts the runs, and early_stopping.jsonl with its decisions; cancel.json by the
+process that asks for the end. A stage that another run of the sweep computes has that attempt's
+name in `shared.json`.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
 from redco_flow.errors import UsageError
-from redco_flow.records import write_json
+from redco_flow.records import append_json_line, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.typed_records import find_record, read_record
+from redco_flow.tracking.typed_records import find_record, read_record, read_record_lines
 from redco_flow.tracking.workspace import Workspace, check_name
 
 _MARK = "-sweep-"
@@ -45,6 +46,7 @@ class SweepRecord(TypedDict, total=False):
     argv: list[str]
     max_parallel: Required[int]
     ahead: bool
+    early_stopping: dict[str, Any] | None
     points: Required[list[PointRecord]]
 
 
@@ -54,6 +56,33 @@ class SweepPoint:
 
     run: str
     overrides: list[str]
+
+
+@dataclass(frozen=True)
+class RungDecision:
+    """A line of early_stopping.jsonl: whether a point's training continues after a rung.
+
+    Args:
+        time: of the value's record.
+        run: the point's.
+        attempt: of the training; 0 where the point reuses a result.
+        rung: 0 is the first.
+        step: at which the value was measured.
+        value: the metric; None where it was not a finite number.
+        cutoff: the worst value at this rung with which a training continues.
+        is_stopped: whether the training is to end.
+        reason: for people.
+    """
+
+    time: str
+    run: str
+    attempt: int
+    rung: int
+    step: int
+    value: float | None
+    cutoff: float | None
+    is_stopped: bool
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -86,11 +115,13 @@ class SweepDirectory:
         max_parallel: int,
         argv: Sequence[str],
         ahead: bool = False,
+        early_stopping: Mapping[str, Any] | None = None,
     ) -> None:
         """Write sweep.json.
 
         Args:
             ahead: queue the jobs of all points at once.
+            early_stopping: how trainings are stopped early, if they are.
         """
         record = {
             "id": self.id,
@@ -98,6 +129,7 @@ class SweepDirectory:
             "argv": list(argv),
             "max_parallel": max_parallel,
             "ahead": ahead,
+            "early_stopping": dict(early_stopping) if early_stopping else None,
             "points": [asdict(point) for point in points],
         }
         write_json(self._record_path, record)
@@ -146,6 +178,23 @@ class SweepDirectory:
         """There once the sweep was asked to stop."""
         return self.path / "cancel.json"
 
+    def read_decisions(self) -> list[RungDecision]:
+        """Return the decisions on early stopping, in their order; none where there are none.
+
+        Raises:
+            DamagedRecord: a line is damaged; names it.
+        """
+        path = self._decisions_path
+        return list(read_record_lines(path, RungDecision)) if path.exists() else []
+
+    def add_decision(self, decision: RungDecision) -> None:
+        """Record a decision; only the process that holds the sweep's lease may."""
+        append_json_line(self._decisions_path, asdict(decision))
+
+    @property
+    def _decisions_path(self) -> Path:
+        return self.path / "early_stopping.jsonl"
+
     @property
     def _record_path(self) -> Path:
         return self.path / "sweep.json"
@@ -187,6 +236,21 @@ def _begins_a_run(workspace: Workspace, text: str) -> bool:
 
 def _folder(workspace: Workspace) -> Path:
     return workspace.root / "sweeps"
+
+
+def find_early_stop(attempt: AttemptDirectory) -> RungDecision | None:
+    """Return the decision by which its sweep stopped an attempt; None where there is none.
+
+    Raises:
+        DamagedRecord: the run's record or the sweep's decisions are damaged.
+    """
+    run = RunDirectory(attempt.whole.path.parents[3])
+    sweep = run.record.get("sweep")
+    if not sweep:
+        return None
+    decisions = SweepDirectory(run.path.parents[1] / "sweeps" / sweep).read_decisions()
+    stops = (one for one in decisions if one.is_stopped and one.run == run.id)
+    return next((one for one in stops if one.attempt == attempt.number), None)
 
 
 class SharedRecord(TypedDict):

@@ -72,8 +72,14 @@ def test_a_sweep_runs_every_point_computes_what_they_share_once_and_tells_the_be
     for point in view["points"]:
         assert point["run"] in text
     assert command("ls").count(view["sweep"]) == 3
-    page = command.folder / "redco-workspace" / "sweeps" / view["sweep"] / "report.html"
+    workspace = command.folder / "redco-workspace"
+    page = workspace / "sweeps" / view["sweep"] / "report.html"
     assert "best total" in page.read_text(encoding="utf-8")
+    first, *others = [workspace / "runs" / point["run"] for point in view["points"]]
+    for run in others:  # a point has no page of its own, and no inodes for what all points share
+        assert not (run / "report.html").exists()
+        for name in ("launch.json", "origins.json", "plan.json"):
+            assert (run / name).samefile(first / name)
 
 
 def test_mistakes_of_all_points_are_told_at_once_and_nothing_starts(command):

@@ -23,6 +23,7 @@ from redco_flow.orchestrate.sweep.control import (
     start_sweep,
 )
 from redco_flow.orchestrate.sweep.process import submit_points
+from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
 from redco_flow.records import read_json, write_json
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import profile_model
@@ -45,6 +46,12 @@ stages:
     gate: {folder}/gate
   compare: {{kind: orchestrate_kinds.score, metrics: [train]}}
 """
+DESCENTS = """
+name: descents
+stages:
+  train: {{kind: orchestrate_kinds.descent, folder: {folder}}}
+  reread: {{kind: orchestrate_kinds.reread}}
+"""
 RATES = [(f"train.learning_rate={rate}.0",) for rate in (1, 2, 3, 4)]
 
 
@@ -55,20 +62,21 @@ class Sweeps:
         self.folder = folder
         self.profile = {"executor": "slurm", "grace_seconds": 2.0}
         self.workspace = Workspace.open(folder / "workspace")
-        self._path = folder / "pipeline.yaml"
-        self._path.write_text(PIPELINE.format(folder=folder))
+        self.path = folder / "pipeline.yaml"
+        self.path.write_text(PIPELINE.format(folder=folder))
         self.started = []
 
     def plan(self, overrides, **profile):
         settings = profile_model()(workspace=str(self.workspace.root), **self.profile | profile)
-        pipeline = load_pipeline(self._path, overrides, settings)
+        pipeline = load_pipeline(self.path, overrides, settings)
         return PlannedPoint(overrides, pipeline, settings, make_plan(pipeline, self.workspace))
 
-    def start(self, points=RATES, max_parallel=2, *, holds_first=False):
+    def start(self, points=RATES, max_parallel=2, *, holds_first=False, early_stopping=None):
         if not holds_first:
             (self.folder / "first-gate").touch()
         planned = [self.plan(point) for point in points]
         given = {"profile_name": "slurm", "overrides": [], "argv": ["redco-flow"]}
+        given["early_stopping"] = early_stopping
         sweep = start_sweep(planned, self.workspace, max_parallel=max_parallel, **given)
         self.started.append(sweep)
         return sweep
@@ -424,3 +432,22 @@ def test_points_that_an_earlier_version_made_tasks_of_an_array_are_shown_and_can
     assert sweeps.states(sweep) == ["cancelled"] * 4
     wait_until_empty(slurm)
     assert causes(sweep, "train") == ["cancelled"] * 4
+
+
+def test_a_point_is_stopped_early_whose_jobs_were_queued_and_keeps_its_checkpoint(sweeps):
+    sweeps.path.write_text(DESCENTS.format(folder=sweeps.folder))
+    for name in ("go-1.0", "go-0.5"):
+        (sweeps.folder / name).touch()
+    halving = SuccessiveHalving("train", "val/loss", "min", min_steps=1, reduction_factor=2)
+    points = [(f"train.loss={loss}",) for loss in (1.0, 3.0, 0.5)]
+
+    sweep = sweeps.start(points, max_parallel=1, early_stopping=halving)
+    view = sweeps.wait_for_end(sweep)
+
+    assert sweeps.states(sweep) == ["completed", "stopped_early", "completed"]
+    assert "val/loss 3 is not among the best 1 of 2" in view["points"][1]["message"]
+    stopped = sweep.runs[1]
+    assert [attempt.cause for attempt in stopped.attempts("train")] == ["cancelled"]
+    fingerprint = stopped.latest_attempt("train").read_call()["fingerprint"]
+    saved = sweeps.workspace.work_directory(fingerprint) / "checkpoint.json"
+    assert read_json(saved) == {"total": 1}

@@ -243,7 +243,12 @@ def state_left_by(run: RunDirectory) -> State[Any]:
     """Return the flow run's end: the run's own, or "crashed" where that has none."""
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
-    kinds = {"completed": Completed, "failed": Failed, "cancelled": Cancelled}
+    kinds = {
+        "completed": Completed,
+        "failed": Failed,
+        "cancelled": Cancelled,
+        "stopped_early": Completed,
+    }
     try:
         state = run.read_state()
     except DamagedRecord as damage:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.errors import ClusterUnreachable, RedcoFlowError, RunCancelled, StageFailed
+from redco_flow.errors import (
+    ClusterUnreachable,
+    RedcoFlowError,
+    RunCancelled,
+    StageFailed,
+    StoppedEarly,
+)
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.launch.endings import write_exit
@@ -27,7 +33,7 @@ from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, find_result, fingerprint
-from redco_flow.tracking.sweep_directory import current_attempt
+from redco_flow.tracking.sweep_directory import current_attempt, find_early_stop
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
@@ -174,6 +180,7 @@ def follow_job(
     Raises:
         StageFailed: it ended without a result; names job id, log and last lines.
         RunCancelled: it was cancelled, by the run's stop request or from outside redco-flow.
+        StoppedEarly: its sweep stopped it.
         Detached: this process is to end; the job runs on.
     """
     tail = LogTail(job.paths.stdout)
@@ -238,6 +245,8 @@ def _raise_unless_completed(job: CallJob, stop: StopRequest) -> None:
         raise StageFailed(str(error))
     if stop.kind == "cancel":
         raise RunCancelled(f"stage '{job.attempt.stage}' was cancelled: {stop.reason}.")
+    if (early := find_early_stop(job.attempt)) is not None:
+        raise StoppedEarly(early.reason)
     raise RunCancelled(str(error))
 
 
@@ -383,7 +392,9 @@ def failures_recorded(state_store: StateStore, stage: str) -> Iterator[None]:
     try:
         yield
     except RunCancelled as error:
-        state_store.set_stage(stage, State.CANCELLED, message=str(error))
+        is_early = isinstance(error, StoppedEarly)
+        state = State.STOPPED_EARLY if is_early else State.CANCELLED
+        state_store.set_stage(stage, state, message=str(error))
         raise
     except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
         failure = _as_failure(stage, error)

@@ -378,7 +378,9 @@ def _close(session: RunSession, outcome: Outcome, log: Log) -> None:
 
 
 def _write_report(context: RunContext, log: Log) -> None:
-    """Write the run's page; a run is no failure because its page cannot be written."""
+    """Write the run's page, unless it is a sweep's point; a page is no reason for a run to fail."""
+    if context.run.record.get("sweep"):
+        return
     try:
         # By name: the report and the orchestrator know each other's files, not each other.
         build = importlib.import_module("redco_flow.report.page")

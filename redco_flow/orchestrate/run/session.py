@@ -43,7 +43,7 @@ class Outcome:
     """The ending of a run, or that this process detached from it.
 
     Args:
-        state: COMPLETED, FAILED, CANCELLED; or DETACHED.
+        state: COMPLETED, FAILED, CANCELLED, STOPPED_EARLY; or DETACHED.
     """
 
     state: State
@@ -65,7 +65,8 @@ class RunSession:
 
         Args:
             context: the run.
-            leave_cancelled: cancelled stages, and what needs them, stay as they are.
+            leave_cancelled: cancelled stages, those that were stopped early, and what needs
+                them, stay as they are.
             judges_ended: a job that failed unobserved is followed to its end, and tried
                 again only as the profile allows; otherwise it is submitted again for the asking.
         """
@@ -131,7 +132,7 @@ class RunSession:
             ).run()
         except (StageFailed, RunCancelled) as error:
             if self._chain is not None:
-                verb = "was cancelled" if isinstance(error, RunCancelled) else "failed"
+                verb = "was stopped" if isinstance(error, RunCancelled) else "failed"
                 self._chain.end_downstream(name, f"upstream {name} {verb}")
             return error
         except (Exception, Detached) as error:  # noqa: BLE001 (all threads that follow raise it)
@@ -218,6 +219,9 @@ class RunSession:
         if cancelled:
             why = self.context.stop.reason or f"{', '.join(cancelled)} was cancelled"
             return Outcome(State.CANCELLED, RunCancelled.exit_code, why)
+        stopped = [one for one in states.values() if one["state"] == State.STOPPED_EARLY]
+        if stopped:
+            return Outcome(State.STOPPED_EARLY, 0, str(stopped[0]["message"]))
         unfinished = [n.name for n in self.stages if states[n.name]["state"] != State.COMPLETED]
         if unfinished:  # the flow that was to run them failed itself; orchestrator.log says how
             why = f"{', '.join(unfinished)} not started: {self.context.run.log_path} says why"
@@ -308,7 +312,8 @@ def _stages_to_run(context: RunContext, *, leave_cancelled: bool) -> Iterator[St
     left_out: set[str] = set()
     for name, stage in context.pipeline.stages.items():
         upstream = upstream_of(stage)
-        is_cancelled = known.get(name, {}).get("state") == State.CANCELLED
+        state = known.get(name, {}).get("state")
+        is_cancelled = state in (State.CANCELLED, State.STOPPED_EARLY)
         if (
             context.plan.stages[name].action == "skip"
             or (leave_cancelled and is_cancelled)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def write_run(
     sweep: str = "",
     run_id: str = "",
     code: CodeState | None = None,
+    like: RunDirectory | None = None,
 ) -> RunDirectory:
     """Write all that a run needs into a new directory; `start_run` without the start.
 
@@ -104,6 +106,7 @@ def write_run(
         sweep: the id of the sweep that the run is a point of.
         run_id: which id it gets; empty: one is drawn.
         code: the code as it is now; None means that it is read here.
+        like: a run whose equal records become hard links, which need no inode.
 
     Raises:
         UsageError: a stage asks for more hosts than its kind can use, a library that the executor
@@ -138,7 +141,26 @@ def write_run(
     LaunchRecord.of_this_process(
         workspace.root, profile, ahead=ahead, stage_profiles=resolved.profiles
     ).write(run)
+    if like is not None:
+        for name in _EQUAL_RECORDS:
+            with suppress(OSError):  # not there, or a file system without hard links
+                _link_equal(like.path / name, run.path / name)
     return run
+
+
+_EQUAL_RECORDS = ("origins.json", "plan.json", "launch.json", "code.patch")
+
+
+def _link_equal(first: Path, path: Path) -> None:
+    """Make a file a hard link to another one where both have the same content.
+
+    Raises:
+        OSError: one of them is not there, or cannot be linked; `path` is as it was.
+    """
+    if first.read_bytes() == path.read_bytes():
+        link = path.with_name(f".{path.name}.link")
+        os.link(first, link)
+        link.replace(path)
 
 
 def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
@@ -185,10 +207,10 @@ def reopen_run(run: RunDirectory) -> None:
 
 
 def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
-    """Give an ended run's failed and cancelled stages new attempts.
+    """Give an ended run's failed, cancelled and early stopped stages new attempts.
 
     Args:
-        only_failed: leave cancelled stages as they are.
+        only_failed: leave all others as they are.
 
     Raises:
         UsageError: the run has not ended, or has no such stage.
@@ -202,7 +224,8 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
                 f"run {run.id} has not ended: its launcher is gone while its jobs may live. "
                 f"`redco-flow resume {run.id}` takes it up."
             )
-        wanted = (State.FAILED,) if only_failed else (State.FAILED, State.CANCELLED)
+        stopped = () if only_failed else (State.CANCELLED, State.STOPPED_EARLY)
+        wanted = (State.FAILED, *stopped)
         if not any(stage["state"] in wanted for stage in state["stages"].values()):
             raise UsageError(
                 f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, UsageError
@@ -26,6 +26,7 @@ from redco_flow.orchestrate.run.start import (
     write_run,
 )
 from redco_flow.orchestrate.run.state import LaunchRecord
+from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
 from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
@@ -33,6 +34,7 @@ from redco_flow.spec.sweep_points import Point
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -82,6 +84,7 @@ def start_sweep(
     overrides: Sequence[str],
     argv: Sequence[str],
     ahead: bool = False,
+    early_stopping: SuccessiveHalving | None = None,
 ) -> SweepDirectory:
     """Write a run for each point, and start the process that starts them.
 
@@ -90,6 +93,7 @@ def start_sweep(
         max_parallel: how many runs at once.
         overrides: of all points.
         ahead: the user requested that all jobs are queued at once.
+        early_stopping: how trainings that are not among the best are stopped; None: they are not.
 
     Raises:
         UsageError, DoesNotFit: a point's run cannot be one, or not as it was asked; there is no
@@ -102,6 +106,7 @@ def start_sweep(
     sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
     code = CodeState.read(Path.cwd())
     points = []
+    first: RunDirectory | None = None
     for point in planned:
         run = write_run(
             point.pipeline,
@@ -114,9 +119,12 @@ def start_sweep(
             ahead=ahead,
             sweep=sweep.id,
             code=code,
+            like=first,
         )
+        first = first or run
         points.append(SweepPoint(run.id, list(point.overrides)))
-    sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead)
+    settings = asdict(early_stopping) if early_stopping is not None else None
+    sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead, early_stopping=settings)
     _spawn(sweep)
     return sweep
 
@@ -146,15 +154,21 @@ def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: 
 def resume_sweep(sweep: SweepDirectory) -> None:
     """Continue a sweep's runs that have not completed; those that are driven go on as they do.
 
+    A run that was stopped early stays as it is.
+
     Raises:
         UsageError: it is driven by a process, all its runs have completed, or one of them has a
             checkpoint that this version cannot continue.
     """
     _refuse_if_driven(sweep)
     states = {run: unless_damaged(run.read_state) for run in sweep.runs}
-    left = [run for run, state in states.items() if state and state["state"] != State.COMPLETED]
+    done = (State.COMPLETED, State.STOPPED_EARLY)
+    left = [run for run, state in states.items() if state and state["state"] not in done]
     if not left:
-        raise UsageError(f"sweep {sweep.id}: every run of it is completed; nothing to resume.")
+        raise UsageError(
+            f"sweep {sweep.id}: every run of it is completed or was stopped early; nothing to "
+            f"resume. `redco-flow resume RUN` continues a run that was stopped early."
+        )
     without_orchestrator = [run for run in left if find_holder(run) is None]
     for run in without_orchestrator:
         refuse_to_start_over(run)  # before any of them is changed

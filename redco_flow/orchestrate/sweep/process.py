@@ -31,6 +31,7 @@ from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.orchestrate.run.stopping import Log, StopRequest
+from redco_flow.orchestrate.sweep.early_stopping import EarlyStopping
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
@@ -63,8 +64,16 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
     left = [run for run in sweep.runs if not has_ended(run)]
     elsewhere = [run for run in left if find_holder(run) is not None]
     waiting = [run for run in left if run not in elsewhere]
-    jobs = _submit(sweep, waiting, driver) if sweep.is_ahead else {}
+    early = EarlyStopping(sweep, _log) if sweep.record.get("early_stopping") else None
+    if early is not None:
+        for run in set(sweep.runs) - set(left):
+            early.watch(run)
+    stopped = {run.id for run in waiting if early is not None and early.has_stopped(run)}
+    to_submit = [run for run in waiting if run.id not in stopped]
+    jobs = _submit(sweep, to_submit, driver) if sweep.is_ahead else {}
     while not sweep.cancel_path.exists() and not driver.is_stopped:
+        if early is not None:
+            early.look()
         elsewhere = [run for run in elsewhere if find_holder(run) is not None]
         num_at_work = driver.num_driving + len(elsewhere)
         if not waiting and not num_at_work:
@@ -79,8 +88,11 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
             continue
         waiting.remove(ready)
         # It may have been cancelled while it waited. The retry budgets apply to what ended before.
-        if not has_ended(ready) and not _start(ready, driver, judges_ended=bool(jobs)):
+        judges_ended = bool(jobs) or ready.id in stopped
+        if not has_ended(ready) and not _start(ready, driver, judges_ended=judges_ended):
             elsewhere.append(ready)
+        elif early is not None:
+            early.watch(ready)
         driver.wait_for_an_end(0)
 
 

@@ -24,7 +24,7 @@ from redco_flow.recipes.find import (
     recipe_module,
 )
 from redco_flow.runtime.context import FinishedStage
-from redco_flow.spec.metric import Score, find_score, metric_module
+from redco_flow.spec.metric import Score, find_metric, find_score, metric_module
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeFloat,
@@ -394,6 +394,17 @@ def metrics_needed(config: Config) -> list[str]:
     ]
     for_them = (score.metric for score in texts_scores(watched, config.eval).values())
     return list(dict.fromkeys([*config.eval.metrics, *for_them]))
+
+
+def logged_metrics(config: Config) -> dict[str, str]:
+    """Return the training loss and the validation's scores, each with its better direction."""
+    found = {"train/loss": "min", f"val/{EVAL_LOSS}": "min"}
+    recipe = find_own_recipe(config.recipe) or find_recipe_if_any(config.recipe)
+    if recipe is None or recipe.measures_perplexity:
+        found[f"val/{PERPLEXITY}"] = "min"
+    for name in metrics_needed(config):
+        found |= {f"val/{key}": way for key, way in find_metric(name).KEYS.items()}
+    return found
 
 
 def output_names(config: Config) -> list[str]:
