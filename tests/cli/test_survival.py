@@ -48,7 +48,7 @@ def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(tmp_p
     _wait_for_commit(interrupted)
     (worker,) = psutil.Process(_read(attempt / "job.json")["supervisor"]["pid"]).children()
     worker.kill()
-    out, _ = process.communicate(timeout=200)
+    out, _ = process.communicate(timeout=400)
 
     failed = json.loads(out)
     resumed = interrupted.json("resume", failed["run"])
