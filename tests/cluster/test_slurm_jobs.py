@@ -12,6 +12,7 @@ from job_processes import phase_of, processes_of
 from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.errors import RunCancelled, StageFailed
+from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
@@ -101,15 +102,17 @@ def test_a_save_that_the_grace_ends_is_as_if_it_had_never_begun(slurm, submit, t
     assert json.loads((tmp_path / "restored.json").read_text()) == {"step": 1, "w": [1.0] * 4}
 
 
-def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, submit, tmp_path):
-    """Fault 8: the stage is retried on another host."""
-    job = submit("wait_for_go", config={"folder": str(tmp_path)})
-    wait_until(lambda: phase_of(job.attempt) == "waiting")
-    (node,) = slurm.run("squeue", "--noheader", "--job", job.job_id, "--format=%N").split()
+def test_a_group_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, submit, tmp_path):
+    """Fault 8: the stage is retried on another host; rank 0's node lives on."""
+    call = {"resources": JobResources(num_hosts=2), "num_cpu_devices": 1}
+    job = submit("wait_for_go", config={"folder": str(tmp_path)}, **call)
+    wait_until(lambda: (tmp_path / "starts").exists() and read_starts(tmp_path) == "xx")
+    hosts = slurm.run("squeue", "--noheader", "--job", job.job_id, "--format=%N")
+    node = slurm.run("scontrol", "show", "hostnames", hosts.strip()).split()[-1]
 
     slurm.kill_node(node)
     try:
-        wait_until(lambda: (tmp_path / "starts").read_text() == "xx")
+        wait_until(lambda: read_starts(tmp_path) == "xxxx")
         (tmp_path / "go").touch()
         assert job.wait_seconds(400)
     finally:
@@ -117,6 +120,10 @@ def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, su
 
     assert job.state == "COMPLETED", job.status()
     assert job.attempt.read_exit().restart == 1
+
+
+def read_starts(folder):
+    return (folder / "starts").read_text()
 
 
 def test_a_job_that_a_node_refuses_starts_on_another(slurm, submit):

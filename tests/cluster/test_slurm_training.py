@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from job_processes import held, processes_of
+from job_processes import held
 from tiny_stages.calls import wait_until
 
 from pipelines import Driven, losses, make_run, same_parameters
@@ -104,25 +104,6 @@ def test_a_group_ahead_that_gets_sigterm_in_mid_training_goes_on_bitwise_where_i
     assert same_parameters(driven, trained)
 
 
-def test_a_group_whose_node_dies_goes_on_elsewhere_to_the_same_result(trained, slurm, folder):
-    """Fault 8, with a checkpoint at each epoch's end."""
-    run = make_run(folder, workspace="node-death", **GROUP)
-    driven = Driven(run)
-    attempt = wait_for_step(run, 5)
-    with held(attempt, num_ranks=2):
-        job_id = attempt.read_job()["job_id"]
-        hosts = slurm.run("squeue", "--noheader", "--job", job_id, "--format=%N")
-        node = slurm.run("scontrol", "show", "hostnames", hosts.strip()).split()[-1]
-        slurm.kill_node(node)
-    try:
-        outcome = driven.end()
-    finally:
-        slurm.start_node(node)
-
-    assert outcome.state == "completed", "\n".join(driven.said)
-    assert same_parameters(driven, trained)
-
-
 LAUNCH = """
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -159,30 +140,6 @@ def launch(run, environment=None):
     """Drive a run from a process of its own."""
     search = [path for path in sys.path if "tests" in path]
     return subprocess.Popen([sys.executable, "-c", LAUNCH, str(run.path), *search], env=environment)
-
-
-def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
-    """Fault 2, to its end: one new attempt, which goes on from the last checkpoint.
-
-    Engine case 21, in the middle of steps that all ranks compute together.
-    """
-    settings = {"num_epochs": 6, "retries": {"failed": 1}}
-    run = make_run(folder, workspace="retried", **settings, **GROUP)
-    driven = Driven(run)
-    attempt = wait_for_step(run, 5)
-    wait_until(lambda: any(folder.glob("retried/work/*/checkpoints/*/commit.json")))
-
-    with held(attempt, num_ranks=2) as workers:
-        os.kill(workers[1], signal.SIGKILL)
-    wait_until(lambda: processes_of(attempt, "redco_flow.worker") == [])
-    outcome = driven.end()
-
-    assert outcome.state == "completed", "\n".join(driven.said)
-    first, second = run.attempts("train")
-    assert (first.read_exit().cause, first.read_exit().rank) == ("failed", 1)
-    went_on_at = min(record["step"] for record in second.read_metrics() if is_training(record))
-    assert went_on_at in range(5, 24, 4)  # after an epoch's end
-    wait_until(lambda: processes_of(first) == [])
 
 
 def is_training(record):
