@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from orchestrate_api import Api, secret_of
-from orchestrate_runs import TWO_STAGES, Runs, until, wait_for_end, wait_for_stage
+from orchestrate_runs import TWO_STAGES, Runs, wait_for_end, wait_for_stage
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -54,7 +54,7 @@ def held_run(tmp_path_factory, prefect_server):
     runs = Runs(folder)
     run = runs.start(TWO_STAGES, [f"train.gate={folder / 'gate'}"])
     wait_for_stage(run, "train")
-    until(lambda: run.read_state().get("prefect_url"), seconds=400)
+    Api(prefect_server).running_flow_run_of(run)
     yield run
     (folder / "gate").touch()
     wait_for_end(run)
