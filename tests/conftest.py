@@ -85,9 +85,11 @@ def e2e_data() -> Path:
 
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory):
-    """Equal programs are compiled once for all tests of this file."""
+    """Processes that tests start compile equal programs once, whichever file and worker it is."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
         yield
 
 

@@ -24,6 +24,8 @@ PAGES = ("docs/tutorial.md", "docs/guides/local.md", "docs/guides/slurm.md")
 # What sets up an environment is run by CI as its own step; it needs a package index.
 SET_UP = ("make", "python3", "uv")
 
+pytestmark = pytest.mark.usefixtures("compile_cache")
+
 if not README.is_file():
     pytest.skip("no README beside the tests: not a checkout", allow_module_level=True)
 
@@ -110,7 +112,7 @@ def test_every_command_of_the_readme_does_what_it_says_and_what_init_writes_is_l
     assert float(score) > 50
 
 
-def wait_until(is_so, timeout=200):
+def wait_until(is_so, timeout=400):
     deadline = time.monotonic() + timeout
     while not is_so():
         assert time.monotonic() < deadline

@@ -54,7 +54,7 @@ def start():
 def run(start):
     def run(attempt, **environment):
         process = start(attempt, **environment)
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=400)
         return process.returncode, output
 
     return run
@@ -182,7 +182,7 @@ def test_nothing_is_kept_of_a_stage_whose_input_is_damaged_while_it_runs(
     _flip_a_bit(made.path / "text.txt")
     (tmp_path / "go").touch()
 
-    assert process.wait(timeout=200) == 1
+    assert process.wait(timeout=400) == 1
     assert second.read_error()["type"] == "InputDamaged"
     assert read_result(Workspace(workspace), fingerprint) is None
     work_dir = Workspace(workspace).work_directory(fingerprint)
@@ -202,7 +202,7 @@ def test_an_input_that_is_linked_once_more_while_the_stage_runs_is_no_damage(
     os.link(made.path / "text.txt", tmp_path / "link")
     (tmp_path / "go").touch()
 
-    assert process.wait(timeout=200) == 0
+    assert process.wait(timeout=400) == 0
     result = find_result(Workspace(workspace), second.read_call()["fingerprint"])
     assert result.inputs_verified
 
@@ -274,7 +274,7 @@ def test_two_workers_on_one_fingerprint_compute_once_and_the_second_waits(
     words = wait_until(lambda: (second.read_progress() or {}).get("phase"))
     (tmp_path / "go").touch()
 
-    assert waiting.wait(timeout=200) == holder.wait(timeout=200) == 0
+    assert waiting.wait(timeout=400) == holder.wait(timeout=400) == 0
     assert "waiting for run tiny-abcd (stage act, attempt 1), process" in words
     assert f"process {holder.pid} on {os.uname().nodename}" in words
     assert (tmp_path / "starts").read_text() == "x"
@@ -293,7 +293,7 @@ def test_a_waiting_worker_goes_on_when_the_holder_is_killed(start, workspace, tm
     wait_until(lambda: (tmp_path / "starts").read_text() == "xx")
     (tmp_path / "go").touch()
 
-    assert waiting.wait(timeout=200) == 0
+    assert waiting.wait(timeout=400) == 0
 
 
 def test_a_waiting_worker_can_be_stopped(start, workspace, tmp_path):
@@ -306,7 +306,7 @@ def test_a_waiting_worker_can_be_stopped(start, workspace, tmp_path):
 
     waiting.terminate()
 
-    assert waiting.wait(timeout=200) == 75
+    assert waiting.wait(timeout=400) == 75
     assert second.read_error()["type"] == "Stopped"
 
 
@@ -365,7 +365,7 @@ def test_a_stage_that_watches_for_a_stop_saves_and_ends_with_code_75(start, work
 
     process.terminate()
 
-    assert process.wait(timeout=200) == 75
+    assert process.wait(timeout=400) == 75
     assert (tmp_path / "saved").exists()
     assert attempt.read_error()["type"] == "Stopped"
 
@@ -377,7 +377,7 @@ def test_a_stage_that_never_looks_is_interrupted_at_once(start, workspace):
 
     process.terminate()
 
-    assert process.wait(timeout=200) == 75
+    assert process.wait(timeout=400) == 75
     assert attempt.read_error()["type"] == "Stopped"
 
 
@@ -391,7 +391,7 @@ def test_stacks_are_shown_on_request_and_the_stage_runs_on(start, workspace, tmp
     assert any("in wait_for_go" in line for line in lines)
     (tmp_path / "go").touch()
 
-    assert process.wait(timeout=200) == 0
+    assert process.wait(timeout=400) == 0
 
 
 def test_jax_finds_the_calls_devices_and_is_not_imported_by_the_worker(run, workspace, tmp_path):

@@ -157,7 +157,7 @@ def test_queued_firings_run_in_the_order_in_which_they_were_due_whatever_their_c
     (tmp_path / "week.json").write_text(json.dumps({"skill": 101}))
     (tmp_path / "gate").touch()
     for process in (first, second, third):
-        process.wait(240)
+        process.wait(400)
 
     firings = {one.id: one for one in folder.firings()}
     assert list(firings) == ["first", "second", "third"]

@@ -185,7 +185,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(command):
     wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=400)
 
     assert process.returncode == 130
     run = json.loads(next(workspace.glob("runs/*/run.json")).read_text())["id"]
@@ -205,7 +205,7 @@ def test_a_run_whose_launcher_is_killed_while_it_is_followed_is_continued_by_ano
     os.kill(json.loads(lease.read_text())["pid"], signal.SIGKILL)
     wait_for(lambda: find_holder(lease.parent) is None)
     gate.touch()
-    said, errors = process.communicate(timeout=200)
+    said, errors = process.communicate(timeout=400)
 
     assert json.loads(said)["state"] == "completed"
     assert "was killed; another one continues" in errors
@@ -219,7 +219,7 @@ def test_cancel_stops_the_run_with_its_exit_code(command):
     wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 
     command("cancel", "@last")
-    out, _ = process.communicate(timeout=200)
+    out, _ = process.communicate(timeout=400)
 
     assert process.returncode == 5
     assert json.loads(out)["state"] == "cancelled"
@@ -302,7 +302,7 @@ def test_a_retry_says_nothing_of_how_its_stages_ended_before(command, tmp_path):
     cured.touch()
 
     retry = command.start("retry")
-    out, err = retry.communicate(timeout=200)
+    out, err = retry.communicate(timeout=400)
 
     assert retry.returncode == 0, err
     assert "failed" not in err

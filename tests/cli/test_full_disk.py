@@ -26,7 +26,7 @@ os._exit(0)
 def command(workspace, *words):
     line = [sys.executable, "-P", "-m", "redco_flow.cli.main", *words]
     own = os.environ | {"REDCO_FLOW_WORKSPACE": str(workspace)}
-    done = subprocess.run(line, env=own, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(line, env=own, capture_output=True, text=True, timeout=400)
     return done.returncode, done.stdout + done.stderr
 
 

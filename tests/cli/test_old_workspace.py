@@ -16,7 +16,7 @@ from blake3 import blake3
 from redco_flow import __version__
 from tests.cli.conftest import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_cache")]
 
 ARCHIVE = Path(__file__).parent / "workspaces" / "0.1.tar.xz"
 FINISHED, KILLED, SWEEP = "small-8qazzj", "small-9x65rm", "small-sweep-3eynb4"

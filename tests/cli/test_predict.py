@@ -12,7 +12,7 @@ from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_cache")]
 
 TEXTS = """\
 name: texts

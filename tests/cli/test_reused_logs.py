@@ -26,7 +26,7 @@ def twice(finished):
 def logs(command, *words):
     """What `logs` prints, and what it says first."""
     process = command.start("logs", *words)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     return out, err
 
@@ -123,7 +123,7 @@ def test_a_point_follows_the_log_of_the_point_that_makes_its_result(shared, caps
     following.start()
     attempt.log_path().write_text("step 1\n")
     point.write_state({**point.read_state(), "state": "completed", "exit_code": 0})
-    following.join(timeout=200)
+    following.join(timeout=400)
 
     said = capsys.readouterr()
     assert said.out == "step 1\n"

@@ -117,7 +117,7 @@ def test_a_schedule_is_deleted_while_its_rule_keeps_the_server_from_answering(se
     endless = {"rrule": "FREQ=DAILY;INTERVAL=0", "timezone": "UTC"}
     database = own_server_folder() / "prefect.db"
     kill(own_server())
-    with closing(sqlite3.connect(database, timeout=60)) as connection, connection:
+    with closing(sqlite3.connect(database, timeout=300)) as connection, connection:
         connection.execute("UPDATE deployment_schedule SET schedule = ?", [json.dumps(endless)])
 
     removed = served.start("schedule", "rm", "weekly")

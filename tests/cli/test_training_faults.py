@@ -64,7 +64,7 @@ def test_a_trainer_killed_before_its_checkpoint_is_registered_registers_it_once(
     driven = Driven(run)
     wait_for(lambda: run.latest_attempt("train"))
     with exclusive(workspace / "sequence"):  # registering waits for its sequence number here
-        wait_for(lambda: next(checkpoints.glob(".publishing*"), None), 200)
+        wait_for(lambda: next(checkpoints.glob(".publishing*"), None))
         last_step = wait_for(lambda: max(committed_steps(workspace), default=0))
         os.kill(worker_of(run.latest_attempt("train")), signal.SIGKILL)
         wait_for(run.attempt("train", 1).exit_path.exists)
@@ -96,8 +96,11 @@ def test_a_training_whose_disk_fills_up_says_which_and_goes_on_once_there_is_roo
     run = make_run(folder, workspace="small", num_epochs=6)
     ballast = small_workspace / "another-users"
     driven = Driven(run)
-    wait_for(lambda: committed_steps(small_workspace), 200)
+    wait_for(lambda: committed_steps(small_workspace))
+    worker = worker_of(run.attempt("train", 1))
+    os.kill(worker, signal.SIGSTOP)  # it would end before the disk is full
     fill(ballast)
+    os.kill(worker, signal.SIGCONT)
     outcome = driven.end()
 
     attempt = run.attempt("train", 1)

@@ -34,7 +34,7 @@ def cluster(tmp_path_factory):
 def slurm(cluster):
     """The cluster with every node up and no job at the start, and no job at the end."""
     try:
-        cluster.wait_until_idle()
+        cluster.wait_until_idle(seconds=60)
     except RuntimeError as error:  # a test before this one, or the machine, has hurt it
         warnings.warn(f"the cluster is started anew: {error}", stacklevel=1)
         cluster.start_anew()

@@ -82,7 +82,7 @@ class Driven:
         self.session.submit_ahead(self.said.append)
         self.session.run_stages(self.said.append, with_job_lines=True)
 
-    def end(self, seconds=240):
+    def end(self, seconds=400):
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "\n".join(self.said)
         outcome = self.session.conclude()

@@ -27,7 +27,7 @@ NUM_NODES = 4
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "unshare")
 _SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _NAMESPACES = ("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
-_SECONDS_TO_START = 60.0
+_SECONDS_TO_START = 300.0
 _PORTS = (10_000, 32_000)  # below what the kernel gives to outgoing connections
 _PR_SET_PDEATHSIG = 1
 
@@ -62,7 +62,7 @@ SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=0,batch_sc
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
-SlurmdTimeout=12
+SlurmdTimeout=60
 MessageTimeout=10
 TCPTimeout=5
 KillWait=5
@@ -124,13 +124,13 @@ class SlurmCluster:
             self.start_node(node)
         self.wait_until_idle()
 
-    def wait_until_idle(self) -> None:
+    def wait_until_idle(self, seconds: float = _SECONDS_TO_START) -> None:
         """Wait until every node is up and no job is left.
 
         Raises:
             RuntimeError: it does not become so; has the logs' ends.
         """
-        self.wait_for("every node is idle", lambda: self._idle_nodes() == set(self.nodes))
+        self.wait_for("every node is idle", lambda: self._idle_nodes() == set(self.nodes), seconds)
 
     def stop(self) -> None:
         """Kill every daemon, and with the nodes all that runs there."""
@@ -155,15 +155,19 @@ class SlurmCluster:
         drains the nodes where they still run.
         """
         self._daemons["slurmctld"].terminate()
-        self._daemons.pop("slurmctld").wait(30)
+        self._daemons.pop("slurmctld").wait(300)
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd in its own process namespace."""
         self._start(node, ["unshare", *_NAMESPACES, self._program("slurmd"), "-D", "-N", node])
 
     def kill_node(self, node: str) -> None:
-        """End a node and everything on it at once, as a power cut would."""
+        """End a node and everything on it at once, as a power cut would.
+
+        The node is marked as down, which Slurm itself does only after a minute.
+        """
         self._kill(node)
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
 
     def break_node(self, node: str) -> None:
         """Have a node fail its health check (prolog) at the next job's start: Slurm drains it."""
@@ -184,7 +188,7 @@ class SlurmCluster:
         finally:
             self.run("scontrol", "update", "PartitionName=main", "State=UP")
 
-    def run(self, *command: str, seconds: float = 30.0) -> str:
+    def run(self, *command: str, seconds: float = 300.0) -> str:
         """Run one of Slurm's commands; return what it printed.
 
         Raises:

@@ -31,7 +31,7 @@ def redco_flow(slurm, tmp_path):
             env={**os.environ, "PYTHONPATH": str(KINDS), **(environment or {})},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,
         )
         assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout if code == 0 else done.stderr

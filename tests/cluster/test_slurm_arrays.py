@@ -20,7 +20,11 @@ from redco_flow.spec.profile import profile_model
 from redco_flow.stages.preprocess.pairs import BLOCK_ROWS
 from redco_flow.tracking.workspace import Workspace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("compile_cache"),
+]
 
 KIND = "tiny_stages.parts"
 
@@ -162,7 +166,7 @@ def test_preempted_tasks_are_queued_again_by_themselves(slurm, submit_array, tmp
         requeued = (1,)
     wait_until(lambda: has_started(tmp_path, *requeued, text="xx"))
     go(tmp_path, "go-0", "go-1", "go-2")
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "COMPLETED", job.status()
     restarts = [task.read_exit().restart for task in job.attempt.tasks]
@@ -223,4 +227,5 @@ def test_a_stage_submitted_ahead_begins_when_every_task_of_the_array_before_it_i
     array = away.run.latest_attempt("preprocess").read_job()["job_id"]
     script = (away.run.latest_attempt("train").path / "job.sh").read_text()
     assert f"--dependency=afterok:{array}\n" in script
+    assert [len(away.run.attempts(name)) for name in ("preprocess", "train")] == [1, 1]
     assert away.stage("preprocess")["artifacts"] == local.stage("preprocess")["artifacts"]

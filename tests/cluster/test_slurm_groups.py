@@ -34,7 +34,7 @@ def test_every_rank_takes_part_and_rank_zero_alone_publishes(submit, tmp_path):
     config = {"folder": str(tmp_path)}
     job = submit("note_process", resources=resources, config=config, num_cpu_devices=1)
 
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "COMPLETED", job.status()
     noted = sorted(path.read_text() for path in tmp_path.glob("*.noted"))
@@ -56,7 +56,7 @@ def test_the_death_of_one_rank_ends_the_group_and_names_it(submit):
 
     os.kill(workers[1], signal.SIGKILL)
     wait_until(lambda: processes_of(job.attempt, "redco_flow.worker") == [])
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "FAILED"
     assert "rank 1 of 2" in job.status().message
@@ -67,7 +67,7 @@ def test_the_death_of_one_rank_ends_the_group_and_names_it(submit):
 def test_a_rank_that_raises_ends_the_group_and_its_error_is_the_jobs(submit):
     job = submit("raise_on_rank_one", resources=TWO_HOSTS)
 
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "FAILED"
     assert "rank 1 of 2" in job.status().message
@@ -80,7 +80,7 @@ def test_a_rank_that_is_stopped_is_noticed_and_the_group_ends_with_its_stacks(su
     workers = started(job)
 
     os.kill(workers[1], signal.SIGSTOP)
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "STALLED", job.status()
     assert "rank 1 of 2 no longer answered the others" in job.status().message
@@ -95,7 +95,7 @@ def test_a_port_that_another_program_takes_after_the_meeting_is_a_clear_error(su
     port = wait_until(lambda: read_json_if_present(meeting))["port"]
 
     with taken_as_soon_as_free(port):
-        assert job.wait_seconds(200)
+        assert job.wait_seconds(400)
 
     assert job.state == "FAILED", job.status()
     assert f":{port} " in job.status().message
@@ -125,7 +125,7 @@ def test_ranks_that_would_run_something_else_all_stop_before_the_stage(submit, t
         settings={"container": ["/bin/sh", "-c", ODD_HOST, "odd-host"]},
     )
 
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "FAILED"
     assert "environment.JAX_ENABLE_X64 is 'not set' on rank 0, '1' on rank 1" in (
@@ -146,7 +146,7 @@ def test_a_rank_that_never_arrives_is_named_after_the_time_for_it(submit, tmp_pa
         },
     )
 
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "FAILED"
     assert "rank 1 of 2 did not arrive within 5 s" in job.status().message

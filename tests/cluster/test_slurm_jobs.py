@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from job_processes import phase_of, processes_of
 from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.errors import RunCancelled, StageFailed
+from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
@@ -76,7 +76,7 @@ def test_a_preempted_job_saves_is_queued_again_and_goes_on(slurm, submit, tmp_pa
     assert "waits in the queue" in waiting.message
     assert "restarted 1 times" in waiting.message
     # Slurm starts it again by itself once the old start's credential has expired.
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "COMPLETED", job.status()
     assert job.attempt.read_exit().restart == 1
@@ -93,7 +93,7 @@ def test_a_save_that_the_grace_ends_is_as_if_it_had_never_begun(slurm, submit, t
         wait_until(lambda: job.status().state == "pending")
         (checkpoints,) = tmp_path.glob("workspace/work/*/checkpoints")
         left = {path.name.partition(".")[0] for path in checkpoints.iterdir()}
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "COMPLETED", job.status()
     assert job.attempt.read_exit().restart == 1
@@ -102,17 +102,19 @@ def test_a_save_that_the_grace_ends_is_as_if_it_had_never_begun(slurm, submit, t
     assert json.loads((tmp_path / "restored.json").read_text()) == {"step": 1, "w": [1.0] * 4}
 
 
-def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, submit, tmp_path):
-    """Fault 8: the stage is retried on another host."""
-    job = submit("wait_for_go", config={"folder": str(tmp_path)})
-    wait_until(lambda: phase_of(job.attempt) == "waiting")
-    (node,) = slurm.run("squeue", "--noheader", "--job", job.job_id, "--format=%N").split()
+def test_a_group_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, submit, tmp_path):
+    """Fault 8: the stage is retried on another host; rank 0's node lives on."""
+    call = {"resources": JobResources(num_hosts=2), "num_cpu_devices": 1}
+    job = submit("wait_for_go", config={"folder": str(tmp_path)}, **call)
+    wait_until(lambda: (tmp_path / "starts").exists() and read_starts(tmp_path) == "xx")
+    hosts = slurm.run("squeue", "--noheader", "--job", job.job_id, "--format=%N")
+    node = slurm.run("scontrol", "show", "hostnames", hosts.strip()).split()[-1]
 
     slurm.kill_node(node)
     try:
-        wait_until(lambda: (tmp_path / "starts").read_text() == "xx")
+        wait_until(lambda: read_starts(tmp_path) == "xxxx")
         (tmp_path / "go").touch()
-        assert job.wait_seconds(200)
+        assert job.wait_seconds(400)
     finally:
         slurm.start_node(node)
 
@@ -120,12 +122,16 @@ def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, su
     assert job.attempt.read_exit().restart == 1
 
 
+def read_starts(folder):
+    return (folder / "starts").read_text()
+
+
 def test_a_job_that_a_node_refuses_starts_on_another(slurm, submit):
     """Slurm drains a node whose prolog fails, and holds the job until it is released."""
     slurm.break_node(slurm.nodes[0])
     try:
         job = submit("write")
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
     finally:
         slurm.mend_node(slurm.nodes[0])
 
@@ -139,7 +145,7 @@ def test_scancel_by_a_user_is_reported_as_cancelled_and_leaves_nothing(submit, s
     wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
 
     slurm.run("scancel", job.job_id)
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "CANCELLED"
     assert "scancel" in job.status().message
@@ -162,30 +168,13 @@ def test_a_restart_of_the_controller_does_not_touch_a_running_job(submit, slurm,
     finally:
         slurm.start_controller()
     (tmp_path / "go").touch()
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert (during.state, during.source) == ("running", "squeue of before: RUNNING")
     assert "last known; squeue: slurm_load_jobs error: Unable to contact" in during.message
     assert first_look.state == "running"  # by the job's own heartbeat, or what squeue said before
     assert job.state == "COMPLETED"
     assert (tmp_path / "starts").read_text() == "x"
-
-
-def test_a_job_killed_whole_is_known_to_have_failed_without_accounting(slurm, submit):
-    """Fault 11: neither an exit record nor sacct, only squeue."""
-    with pytest.raises(RuntimeError, match=r"(?i)accounting"):
-        slurm.run("sacct")
-    job = submit("hang")
-    wait_until(lambda: phase_of(job.attempt) == "hanging")
-
-    for pid in processes_of(job.attempt):  # the job's script, the supervisor and the worker
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert job.wait_seconds(200)
-
-    assert job.state == "FAILED", job.status()
-    assert "Slurm says" in job.status().message
-    wait_until(lambda: processes_of(job.attempt) == [])
 
 
 def test_a_job_that_slurm_has_forgotten_is_lost_within_seconds(slurm, submit):
@@ -195,7 +184,7 @@ def test_a_job_that_slurm_has_forgotten_is_lost_within_seconds(slurm, submit):
 
     stranger = reattach(record)
 
-    assert stranger.wait_seconds(200)
+    assert stranger.wait_seconds(400)
     assert stranger.state == "LOST"
     assert "redco-flow resume" in stranger.status().message
     job.cancel()
@@ -241,7 +230,7 @@ def test_a_job_whose_id_was_lost_is_found_by_its_name_and_not_submitted_twice(
     assert list(slurm.jobs()) == [job.job_id]
     assert job.attempt.read_job()["job_id"] == job.job_id
     (tmp_path / "go").touch()
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
     assert job.state == "COMPLETED"
     assert (tmp_path / "starts").read_text() == "x"
 
@@ -252,7 +241,7 @@ def test_a_submission_that_never_reached_slurm_is_lost_and_may_be_repeated(
     """Fault 12, the other way round."""
     job = submit_and_die(workspace, tmp_path, "true")
 
-    assert job.wait_seconds(200)
+    assert job.wait_seconds(400)
 
     assert job.state == "NEVER_SUBMITTED"
     assert "never got" in job.status().message

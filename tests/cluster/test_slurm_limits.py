@@ -83,14 +83,14 @@ def test_an_array_larger_than_max_array_size_waits_for_room_and_repeats_only_its
     go(tmp_path, "join", *(f"go-{shard}" for shard in range(11)))
     driven = run_of(tmp_path, parts(tmp_path, 12), executor="slurm", retries={"failed": 1})
     attempt = wait_until(lambda: driven.run.latest_attempt("act"))
-    job = wait_until(lambda: (record := attempt.read_job()) and reattach(record), 60)
-    waiting = wait_until(lambda: "1 waiting (QOSMaxSubmit" in " ".join(driven.said), 60)
+    job = wait_until(lambda: (record := attempt.read_job()) and reattach(record), 400)
+    waiting = wait_until(lambda: "1 waiting (QOSMaxSubmit" in " ".join(driven.said), 400)
 
-    wait_until(lambda: has_started(tmp_path, 11), 120)
+    wait_until(lambda: has_started(tmp_path, 11), 400)
     worker = f"redco_flow.worker {attempt.array(1).task(0).call_path}"
     for pid in processes_of(attempt, worker):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: has_started(tmp_path, 11, text="xx"), 120)
+    wait_until(lambda: has_started(tmp_path, 11, text="xx"), 400)
     go(tmp_path, "go-11")
     outcome = driven.end()
 
@@ -140,7 +140,7 @@ def test_another_launcher_submits_the_arrays_that_one_left(
     )
     reader, job = reattach(left.record()), reattach(left.record())
     assert job.is_unsubmitted
-    wait_until(lambda: "for the launcher to submit its array" in reader.status().message, 60)
+    wait_until(lambda: "for the launcher to submit its array" in reader.status().message, 400)
 
     commands.repair("sbatch")
     new_executor(settings=settings).take_over(job)

@@ -6,7 +6,11 @@ from pipelines import Driven, make_run
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.tracking.artifacts import ArtifactStore
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("compile_cache"),
+]
 
 
 def test_two_hosts_with_two_processes_each_predict_what_one_process_does(slurm, tmp_path):

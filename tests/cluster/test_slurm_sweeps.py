@@ -101,7 +101,7 @@ class Sweeps:
 
         wait_until(is_queued)
 
-    def wait_for_end(self, sweep, seconds=200):
+    def wait_for_end(self, sweep, seconds=400):
         def ended():
             view = self.view(sweep)
             return view if view["state"] != "running" else None
@@ -147,7 +147,7 @@ def most_at_once(slurm, ids):
     return max(sum(start <= moment < end for start, end in times) for moment, _ in times)
 
 
-def wait_until_empty(slurm, seconds=200):
+def wait_until_empty(slurm, seconds=400):
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), seconds)
 
 
@@ -217,7 +217,7 @@ def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_colle
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
     kill_launchers(sweep)
     during = wait_until(
-        lambda: (v := sweeps.view(sweep))["points"][3]["message"].endswith("Dependency") and v, 30
+        lambda: (v := sweeps.view(sweep))["points"][3]["message"].endswith("Dependency") and v
     )
     stages = read_run_view(sweep.runs[3])["stages"]
     sweeps.open_gate()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from job_processes import processes_of, worker_of
+from job_processes import held
 from tiny_stages.calls import wait_until
 
 from pipelines import Driven, losses, make_run, same_parameters
@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.usefixtures("compile_cache"),
 ]
 
-GROUP = {"executor": "slurm", "slurm": {"processes_per_host": 2, "walltime_minutes": 10}}
 ONE_PROCESS = {"executor": "slurm", "slurm": {"walltime_minutes": 10}}
+GROUP = {"num_hosts": 2, "num_cpu_devices": 2, **ONE_PROCESS}
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +29,16 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(cluster, folder):
-    """Training over two hosts with two processes each, undisturbed."""
-    driven = Driven(make_run(folder, num_hosts=2, **GROUP))
+    """Training over two hosts, undisturbed."""
+    driven = Driven(make_run(folder, **GROUP))
     outcome = driven.end()
     assert outcome.state == "completed", "\n".join(driven.said)
     return driven
 
 
 @pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", mesh="data", executor="slurm")
-def test_two_hosts_with_two_processes_each_train_as_one_process_does(trained, folder):
-    """Engine case 23: 51 rows in batches of 16, so the last ones do not fill all four processes.
+def test_two_hosts_train_as_one_process_does(trained, folder):
+    """Engine case 23: 51 rows in batches of 16, so the last ones do not fill both processes.
 
     Four data shards in any case; sums over them may be added in another order.
     """
@@ -59,8 +59,7 @@ def test_rank_0_logs_steps_evaluations_and_checkpoints_and_names_the_devices(tra
     for line in ("step 1/8 · loss", "step 8/8 · loss", "val/eval_loss", "step 8/8 · check"):
         assert line in log
     assert attempt.read_progress()["devices"] == "4 × cpu"
-    for rank in (1, 2, 3):
-        assert "step 1/8" not in attempt.log_path(rank).read_text()
+    assert "step 1/8" not in attempt.log_path(1).read_text()
 
 
 def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
@@ -71,29 +70,21 @@ def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
     assert outcome.message == "2 stages completed, 2 of them reused"
 
 
-def test_a_run_ahead_trains_to_bitwise_the_same_as_a_plain_one(trained, folder):
-    """Every rank finds the dataset by itself that was not there when the job was submitted."""
-    driven = Driven(make_run(folder, num_hosts=2, workspace="ahead", ahead=True, **GROUP))
-
-    outcome = driven.end()
-
-    assert outcome.state == "completed", "\n".join(driven.said)
-    ahead, plain = driven.stage("train"), trained.stage("train")
-    assert ahead["fingerprint"] == plain["fingerprint"]
-    assert ahead["metrics"] == plain["metrics"]
-    assert same_parameters(driven, trained)
-
-
-def test_a_group_that_gets_sigterm_in_mid_training_goes_on_bitwise_where_it_stopped(
+def test_a_group_ahead_that_gets_sigterm_in_mid_training_goes_on_bitwise_where_it_stopped(
     trained, slurm, folder
 ):
-    """Fault 5: all ranks save the same step; Slurm queues the job again by itself."""
-    run = make_run(folder, num_hosts=2, workspace="preempted", **GROUP)
+    """Fault 5: all ranks save the same step; Slurm queues the job again by itself.
+
+    Every rank finds the dataset by itself that was not there when the job was submitted.
+    """
+    run = make_run(folder, workspace="preempted", ahead=True, **GROUP)
     driven = Driven(run)
     attempt = wait_for_step(run, 2)
     job_id = attempt.read_job()["job_id"]
 
-    slurm.run("scancel", "--signal=TERM", job_id)
+    with held(attempt, num_ranks=2):
+        slurm.run("scancel", "--signal=TERM", job_id)
+        wait_until(lambda: "asking the worker to stop" in attempt.log_path().read_text())
     wait_until(lambda: slurm.jobs().get(job_id) == "PENDING")
     assert not attempt.exit_path.exists()
     # Not at once: a node refuses a start in the second in which it ended the one before.
@@ -107,25 +98,9 @@ def test_a_group_that_gets_sigterm_in_mid_training_goes_on_bitwise_where_it_stop
         range(1, 9)
     )
     assert losses(run) == losses(trained.run)
-    assert same_parameters(driven, trained)
-
-
-def test_a_group_whose_node_dies_goes_on_elsewhere_to_the_same_result(trained, slurm, folder):
-    """Fault 8, with a checkpoint at each epoch's end."""
-    run = make_run(folder, num_hosts=2, workspace="node-death", **GROUP)
-    driven = Driven(run)
-    attempt = wait_for_step(run, 5)
-    job_id = attempt.read_job()["job_id"]
-    hosts = slurm.run("squeue", "--noheader", "--job", job_id, "--format=%N")
-    node = slurm.run("scontrol", "show", "hostnames", hosts.strip()).split()[-1]
-
-    slurm.kill_node(node)
-    try:
-        outcome = driven.end()
-    finally:
-        slurm.start_node(node)
-
-    assert outcome.state == "completed", "\n".join(driven.said)
+    again, plain = driven.stage("train"), trained.stage("train")
+    assert again["fingerprint"] == plain["fingerprint"]
+    assert again["metrics"] == plain["metrics"]
     assert same_parameters(driven, trained)
 
 
@@ -167,29 +142,6 @@ def launch(run, environment=None):
     return subprocess.Popen([sys.executable, "-c", LAUNCH, str(run.path), *search], env=environment)
 
 
-def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
-    """Fault 2, to its end: one new attempt, which goes on from the last checkpoint.
-
-    Engine case 21, in the middle of steps that all ranks compute together.
-    """
-    settings = {"num_epochs": 6, "retries": {"failed": 1}}
-    run = make_run(folder, num_hosts=2, workspace="retried", **settings, **GROUP)
-    driven = Driven(run)
-    attempt = wait_for_step(run, 5)
-    wait_until(lambda: any(folder.glob("retried/work/*/checkpoints/*/commit.json")))
-
-    os.kill(worker_of(attempt, rank=2), signal.SIGKILL)
-    wait_until(lambda: processes_of(attempt, "redco_flow.worker") == [])
-    outcome = driven.end()
-
-    assert outcome.state == "completed", "\n".join(driven.said)
-    first, second = run.attempts("train")
-    assert (first.read_exit().cause, first.read_exit().rank) == ("failed", 2)
-    went_on_at = min(record["step"] for record in second.read_metrics() if is_training(record))
-    assert went_on_at in range(5, 24, 4)  # after an epoch's end
-    wait_until(lambda: processes_of(first) == [])
-
-
 def is_training(record):
     return record["kind"] == "training"
 
@@ -202,5 +154,5 @@ def wait_for_step(run, step):
         records = attempt.read_metrics() if attempt is not None else ()
         return attempt if any(record.get("step", 0) >= step for record in records) else None
 
-    found: AttemptDirectory = wait_until(reached, 200)
+    found: AttemptDirectory = wait_until(reached, 400)
     return found

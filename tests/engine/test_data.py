@@ -29,7 +29,7 @@ def reading_threads():
 
 def assert_reading_threads_end():
     for thread in reading_threads():
-        thread.join(timeout=200)
+        thread.join(timeout=400)
     assert not reading_threads()
 
 
@@ -307,7 +307,7 @@ def test_the_thread_prepares_batches_before_they_are_asked_for():
 
     with iter(EvalBatches(rows_of(10), watched, batch_size=2, num_ahead=2)) as batches:
         next(batches)
-        assert third.wait(timeout=200)
+        assert third.wait(timeout=400)
 
 
 def test_leaving_an_endless_iteration_ends_its_thread():

@@ -128,7 +128,7 @@ def test_wandb_keeps_an_offline_run_in_its_folder(tmp_path):
         env=environment | path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
 
     assert done.returncode == 0, done.stderr

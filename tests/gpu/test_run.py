@@ -41,7 +41,7 @@ def redco_flow(tmp_path):
 
 
 def answer(process):
-    out, err = process.communicate(timeout=280)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, out + err
     return out
 

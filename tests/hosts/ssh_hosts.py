@@ -31,7 +31,7 @@ _NAMESPACES = (
     *("--mount", "--uts", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"),
     *("--propagation", "private"),
 )
-_SECONDS_TO_START = 20.0
+_SECONDS_TO_START = 300.0
 _PR_SET_PDEATHSIG = 1
 
 _SSHD_CONFIG = """\

@@ -80,7 +80,7 @@ def test_a_jobs_folder_goes_once_its_result_is_here_and_what_it_made_is_kept_for
     submit, host, settings, workspace
 ):
     job = submit("write", config={"text": "made"}, settings=settings)
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     wait_until(lambda: not existing(things_of(host, job)))
 
@@ -94,7 +94,7 @@ def test_copies_that_no_job_uses_go_when_asked_and_the_code_in_use_stays(
     submit, host, settings, workspace, clean
 ):
     job = submit("write", config={"text": "x" * 5000}, settings=settings)
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
     wait_until(lambda: not existing(things_of(host, job)))
     artifact = job.result()["outputs"]["dataset"]
     copy = host.directory / "workspace/artifacts/dataset" / artifact[:16]
@@ -125,12 +125,12 @@ def test_work_whose_launcher_is_dead_stays_until_it_is_fetched(
 
     put_two_hours_back(host)
     other = submit("write", run="other-run", settings=settings)
-    assert other.wait_seconds(200), other.status()
+    assert other.wait_seconds(400), other.status()
     said = clean()
     job = reattach(attempt.read_job())
     made = things_of(host, job)
     kept = existing(made)
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert kept == made
     assert "its end is not in the launcher's workspace" in said
@@ -161,7 +161,7 @@ def test_what_a_launcher_has_given_up_is_brought_home_and_goes_once_the_stage_ha
     assert existing(made) == made
     elsewhere = {"addresses": hosts.profile()["addresses"][1:2]}
     again = submit("wait_for_go", number=2, settings=elsewhere, **call)
-    assert again.wait_seconds(200), again.status()
+    assert again.wait_seconds(400), again.status()
     clean()
 
     assert result_is_there == "its result is not in the launcher's workspace"
@@ -219,7 +219,7 @@ def test_what_a_running_job_reads_stays(submit, host, settings, workspace, folde
     found = clean("--json")
     kept = existing([brought, *things_of(host, job)])
     (folder / "go").touch()
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert found[str(brought)]["reason"] == "a running job uses it"
     assert kept == [brought, *things_of(host, job)]

@@ -34,7 +34,7 @@ def runs_on(job, hosts):
 def test_a_shared_workspace_is_found_out_and_nothing_is_copied(submit, hosts, shared_workspace):
     job = submit("write", into=shared_workspace)
 
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "COMPLETED", job.status()
     assert job.record()["is_shared"]
@@ -51,13 +51,13 @@ def test_inputs_go_to_the_host_and_what_is_there_goes_only_once(submit, hosts, w
     noted.mkdir(exist_ok=True)
 
     job = submit("note_inputs", inputs=[artifact], config={"folder": str(noted)})
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
     arrived = next(hosts.hosts[0].directory.glob(f"workspace/artifacts/*/{artifact.id[:16]}"))
     before = (arrived / "manifest.json").stat().st_ino
     again = submit(
         "note_inputs", inputs=[artifact], number=2, config={"folder": str(noted), "text": "again"}
     )
-    assert again.wait_seconds(200), again.status()
+    assert again.wait_seconds(400), again.status()
 
     assert (job.state, again.state) == ("COMPLETED", "COMPLETED")
     assert json.loads((noted / "inputs.json").read_text()) == {
@@ -83,7 +83,7 @@ def test_copies_that_broke_off_go_on_where_they_broke(submit, hosts, workspace, 
     back.write_bytes(b"y" * 300)
 
     job = submit("write", inputs=[artifact], config={"text": text})
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "COMPLETED", job.status()
     there = ArtifactStore(Workspace(hosts.hosts[0].directory / "workspace"))
@@ -109,7 +109,7 @@ def test_a_second_job_waits_for_free_hosts_and_is_told_who_has_them(submit, host
     second = submit("write", run="second-run", resources=both, num_cpu_devices=1)
     waiting = wait_until(lambda: (s := second.status()).message.startswith("waits") and s)
     first.cancel()
-    assert second.wait_seconds(200), second.status()
+    assert second.wait_seconds(400), second.status()
 
     assert waiting.state == "pending"
     assert "used by run tiny-abcd (stage act)" in waiting.message
@@ -137,7 +137,7 @@ def test_two_jobs_of_one_host_each_run_side_by_side(submit, hosts):
 
     (folder / "go").touch()
 
-    assert all(job.wait_seconds(200) for job in jobs)
+    assert all(job.wait_seconds(400) for job in jobs)
     assert {job.record()["hosts"][0] for job in jobs} == {host.address for host in hosts.hosts}
 
 
@@ -148,7 +148,7 @@ def test_a_dead_supervisor_is_told_and_its_worker_dies_with_it(submit, hosts):
     (supervisor,) = processes_of(attempt, "redco_flow.launch.hosts.ranks")
 
     os.kill(supervisor, signal.SIGKILL)
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "NODE_FAILURE"
     assert "its supervisor was killed" in job.status().message
@@ -157,7 +157,7 @@ def test_a_dead_supervisor_is_told_and_its_worker_dies_with_it(submit, hosts):
 
 def test_code_that_was_changed_on_the_host_is_refused_before_anything_runs(submit, hosts):
     """Fault 34: the job is refused before anything runs."""
-    assert submit("write").wait_seconds(200)
+    assert submit("write").wait_seconds(400)
     host = hosts.hosts[0]
     changed = list(host.directory.glob("code/*/*/redco_flow/worker.py"))
     before = changed[0].read_bytes()

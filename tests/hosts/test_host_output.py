@@ -15,7 +15,7 @@ def test_fifty_megabytes_that_are_no_text_and_no_line_arrive_and_hang_nothing(su
     wait_until(lambda: phase_of(job.attempt) == "waiting")
 
     (folder / "go").touch()
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "COMPLETED", job.status()
     assert job.paths.stdout.stat().st_size > 50 << 20

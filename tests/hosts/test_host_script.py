@@ -28,7 +28,7 @@ def test_a_script_its_modules_and_its_files_reach_two_hosts_and_its_output_comes
 
     driven = InProcess(runs.write(text, ["stages.fit.resources.num_hosts=2"]))
 
-    assert driven.end(200).state == "completed", "\n".join(driven.said)
+    assert driven.end(400).state == "completed", "\n".join(driven.said)
     stage = driven.run.read_state()["stages"]["fit"]
     made = ArtifactStore(runs.workspace).get(stage["artifacts"]["params"]).path
     assert np.load(made / "params.npy").shape == (2,)

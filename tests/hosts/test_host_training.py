@@ -16,6 +16,9 @@ from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
+NUM_EPOCHS = 4
+AT_HOME = {"num_cpu_devices": 4, "num_epochs": NUM_EPOCHS}
+
 
 @pytest.fixture(autouse=True, scope="module")
 def compile_cache(ssh_hosts):
@@ -44,20 +47,27 @@ def on_hosts(ssh_hosts, on_hosts_environment):
 @pytest.fixture(scope="module")
 def trained(folder, on_hosts):
     """Training over two hosts with one process each."""
-    driven = Driven(make_run(folder, num_hosts=2, num_cpu_devices=2, **on_hosts))
+    settings = {"num_cpu_devices": 2, "num_epochs": NUM_EPOCHS}
+    driven = Driven(make_run(folder, num_hosts=2, **settings, **on_hosts))
     outcome = driven.end()
     assert outcome.state == "completed", "\n".join(driven.said)
     return driven
 
 
-@pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", mesh="data", executor="hosts")
-def test_two_hosts_without_a_common_disk_train_as_one_process_does(trained, folder):
-    """Four data shards in any case; sums over them may be added in another order."""
-    driven = Driven(make_run(folder, workspace="home", num_cpu_devices=4))
+@pytest.fixture(scope="module")
+def undisturbed(folder):
+    """The same training by one process here; four data shards in any case."""
+    driven = Driven(make_run(folder, workspace="home", **AT_HOME))
     assert driven.end().state == "completed"
+    return driven
 
+
+@pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", mesh="data", executor="hosts")
+def test_two_hosts_without_a_common_disk_train_as_one_process_does(trained, undisturbed):
+    """Sums over data shards may be added in another order."""
+    driven = undisturbed
     home, away = losses(driven.run), losses(trained.run)
-    assert list(away) == list(home) == list(range(1, 9))
+    assert list(away) == list(home) == list(range(1, 4 * NUM_EPOCHS + 1))
     assert away == pytest.approx(home, rel=1e-5)
     there, here = trained.stage("train")["metrics"], driven.stage("train")["metrics"]
     assert there == pytest.approx(here, rel=1e-5)
@@ -65,7 +75,7 @@ def test_two_hosts_without_a_common_disk_train_as_one_process_does(trained, fold
 
 
 def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
-    driven = Driven(make_run(folder, num_cpu_devices=4))
+    driven = Driven(make_run(folder, **AT_HOME))
 
     outcome = driven.end()
 
@@ -73,14 +83,11 @@ def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
 
 
 def test_a_training_whose_host_dies_with_its_disk_goes_on_to_the_same_result(
-    ssh_hosts, folder, on_hosts
+    ssh_hosts, folder, on_hosts, undisturbed
 ):
     """Fault 8 without a scheduler: all that the retry needs is in the launcher's workspace."""
-    undisturbed = Driven(make_run(folder, workspace="undisturbed", num_epochs=10))
-    assert undisturbed.end().state == "completed"
-    run = make_run(
-        folder, workspace="dead-host", num_epochs=10, retries={"node_failure": 1}, **on_hosts
-    )
+    settings = {"retries": {"node_failure": 1}, **AT_HOME, **on_hosts}
+    run = make_run(folder, workspace="dead-host", **settings)
     driven = Driven(run)
     host = hold_once_saved(ssh_hosts, run)
     at_home = folder / "dead-host" / "work"

@@ -10,9 +10,7 @@ import pytest
 
 from tests.hub.conftest import DATASET, MODEL, OFFLINE, ROWS
 
-pytestmark = [
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_cache")]
 PATIENCE = {"timeout": 400}
 
 

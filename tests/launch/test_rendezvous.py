@@ -25,7 +25,7 @@ def meet(tmp_path):
         except CannotMeet as error:
             return str(error)
 
-    def meet(*facts, num_processes=None, seconds=20):
+    def meet(*facts, num_processes=None, seconds=400):
         num_processes = num_processes or len(facts)
         with ThreadPoolExecutor(len(facts)) as pool:
             futures = [
@@ -132,16 +132,16 @@ def test_two_jobs_of_one_host_meet_at_ports_of_their_own(tmp_path):
     rank_infos = [RankInfo(rank=rank, num_processes=2) for rank in range(2)]
 
     with ThreadPoolExecutor(4) as pool:
-        first_host = Rendezvous(tmp_path / "a", rank_infos[0], FACTS, 20, lambda _: waiting.set())
+        first_host = Rendezvous(tmp_path / "a", rank_infos[0], FACTS, 400, lambda _: waiting.set())
         first_host.folder.mkdir()
         first = pool.submit(first_host.meet)
-        assert waiting.wait(200)
+        assert waiting.wait(400)
         (tmp_path / "b").mkdir()
         second = list(
-            pool.map(lambda p: Rendezvous(tmp_path / "b", p, FACTS, 20).meet(), rank_infos)
+            pool.map(lambda p: Rendezvous(tmp_path / "b", p, FACTS, 400).meet(), rank_infos)
         )
         assert not first.done()
-        joined = Rendezvous(tmp_path / "a", rank_infos[1], FACTS, 20).meet()
+        joined = Rendezvous(tmp_path / "a", rank_infos[1], FACTS, 400).meet()
 
     ports = [meeting.coordinator.rpartition(":")[2] for meeting in (joined, *second)]
     assert ports[0] != ports[1] == ports[2]
@@ -156,8 +156,8 @@ def test_a_stranger_at_the_port_is_sent_away_and_the_ranks_meet(tmp_path):
             knocked.append(True)
 
     knocked = []
-    host = Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 20, knock)
-    guest = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 20)
+    host = Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 400, knock)
+    guest = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 400)
     with ThreadPoolExecutor(2) as pool:
         meetings = list(pool.map(lambda one: one.meet(), [host, guest]))
 
@@ -166,9 +166,9 @@ def test_a_stranger_at_the_port_is_sent_away_and_the_ranks_meet(tmp_path):
 
 
 def test_a_meeting_that_is_called_off_sends_the_others_home(tmp_path):
-    Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 5).call_off()
+    Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 400).call_off()
 
-    meeting = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 5).meet()
+    meeting = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 400).meet()
 
     assert meeting.coordinator is None
 

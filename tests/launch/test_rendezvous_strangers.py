@@ -32,7 +32,7 @@ try:
 except CannotMeet as error:
     print(error)
 """
-SECONDS = 60
+SECONDS = 400
 
 
 def deep(word):
@@ -75,7 +75,7 @@ def meeting(tmp_path):
     """Return where rank 0 listens, once it does."""
 
     def meeting():
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 400
         while (record := read_json_if_present(tmp_path / "ranks" / "meeting0.json")) is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -90,7 +90,7 @@ def connect():
     with contextlib.ExitStack() as connections:
 
         def connect(port, data=b""):
-            connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+            connection = socket.create_connection(("127.0.0.1", port), timeout=300)
             connections.enter_context(connection)
             connection.sendall(data)
             return connection
@@ -138,7 +138,7 @@ def test_a_port_scanner_is_sent_away_and_the_group_meets(group, meeting, connect
 
 def test_a_slow_writer_and_silent_connections_do_not_hold_the_group_up(group, meeting, connect):
     """Fault 44: sixty silent connections, one after the other, used the minute for it up."""
-    host = group(0)
+    host = group(0, seconds=60)
     record = meeting()
     silent = [connect(record["port"]) for _ in range(100)]
     slow = connect(record["port"], record["word"].encode()[:8])
@@ -167,7 +167,7 @@ def test_a_rank_that_is_missing_is_missed_in_time_by_a_rank_zero_kept_busy(group
 
     dripping = threading.Thread(target=drip)
     dripping.start()
-    words, _ = host.communicate(timeout=200)
+    words, _ = host.communicate(timeout=400)
     over.set()
     dripping.join()
 

@@ -16,7 +16,7 @@ from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
 
 AWAIT = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from redco_flow.orchestrate.run.late_records import await_result
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -29,7 +29,8 @@ def while_waiting(text, seconds):
     time.sleep(seconds)
 
 workspace, attempt = Workspace(Path(sys.argv[1])), AttemptDirectory(Path(sys.argv[2]))
-result = await_result(workspace, attempt, seconds=60, while_waiting=while_waiting)
+os.utime(attempt.result_path)  # late from now on
+result = await_result(workspace, attempt, seconds=400, while_waiting=while_waiting)
 print(result.fingerprint)
 print(*seen, sep="\\n")
 """
@@ -48,14 +49,13 @@ def test_each_record_of_a_completed_job_is_waited_for_and_read_again_where_it_is
     result = StageResult("f" * 64, "p", "s", "script", ingredients={}, outputs=outputs)
     write_result(attempt, publish_result(workspace, result))
 
-    late = {"LATE_FILES": "1/result.json:/results/f:/files/numbers", "LATE_SECONDS": "4"}
-    os.utime(attempt.result_path)  # it is visible last, 4 s from now
+    late = {"LATE_FILES": "1/result.json:/results/f:/files/numbers", "LATE_SECONDS": "3"}
     done = subprocess.run(
         [sys.executable, "-c", AWAIT, workspace.root, attempt.path],
         env={**os.environ, "LD_PRELOAD": shim("late_files"), **late},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
     )
 
     assert done.stdout.splitlines()[0] == "f" * 64, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from orchestrate_api import Api, secret_of
-from orchestrate_runs import TWO_STAGES, Runs, until, wait_for_end, wait_for_stage
+from orchestrate_runs import TWO_STAGES, Runs, wait_for_end, wait_for_stage
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -36,7 +36,7 @@ for name, (method, path, body) in attempts.items():
     data = None if body is None else json.dumps(body).encode()
     try:
         answers[name] = urllib.request.urlopen(
-            urllib.request.Request(url + path, data, headers, method=method), timeout=30).status
+            urllib.request.Request(url + path, data, headers, method=method), timeout=300).status
     except urllib.error.HTTPError as error:
         answers[name] = error.code
 try:
@@ -54,7 +54,7 @@ def held_run(tmp_path_factory, prefect_server):
     runs = Runs(folder)
     run = runs.start(TWO_STAGES, [f"train.gate={folder / 'gate'}"])
     wait_for_stage(run, "train")
-    until(lambda: run.read_state().get("prefect_url"), seconds=400)
+    Api(prefect_server).running_flow_run_of(run)
     yield run
     (folder / "gate").touch()
     wait_for_end(run)
@@ -101,7 +101,7 @@ def test_no_websocket_lets_in_who_does_not_know_the_secret(path, prefect_server)
     with connect(url, subprotocols=["prefect"]) as stranger:
         stranger.send(json.dumps({"type": "auth", "token": "guess"}))
         with pytest.raises(ConnectionClosed):
-            stranger.recv(timeout=30)
+            stranger.recv(timeout=300)
 
 
 def test_the_secret_stands_in_its_file_alone(held_run, prefect_home):
@@ -149,6 +149,7 @@ def ui(*words, cwd, **options):
 def browser(chromium):
     """A page of a browser that was never at this server."""
     context = chromium.new_context()
+    context.set_default_timeout(300_000)
     yield context.new_page()
     context.close()
 
@@ -165,11 +166,11 @@ def test_the_link_that_ui_prints_shows_the_runs_page_in_a_browser(held_run, brow
     browser.goto(told.stdout.strip())
 
     is_shown = "id => document.body.innerText.includes(id)"
-    browser.wait_for_function(is_shown, arg=held_run.id, timeout=60_000)
+    browser.wait_for_function(is_shown, arg=held_run.id)
     assert browser.url == page
     browser.goto("about:blank")
     browser.goto(page)  # let in once, let in
-    browser.wait_for_function(is_shown, arg=held_run.id, timeout=60_000)
+    browser.wait_for_function(is_shown, arg=held_run.id)
 
 
 def test_ui_stop_names_who_uses_the_server_and_leaves_it_running(

@@ -77,7 +77,7 @@ def test_its_pages_are_the_ones_that_ask_no_other_host(prefect_server):
     import http.client
     import json
 
-    connection = http.client.HTTPConnection(prefect_server.split("/")[2], timeout=10)
+    connection = http.client.HTTPConnection(prefect_server.split("/")[2], timeout=300)
     connection.request("GET", "/ui-settings")
 
     settings = json.loads(connection.getresponse().read())

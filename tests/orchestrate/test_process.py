@@ -282,8 +282,8 @@ def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
     assert run.attempt("train", 1).read_exit().cause == "cancelled"
 
 
-def test_a_completed_run_is_not_resumed(runs):
-    run, _ = runs.complete(TWO_STAGES)
+def test_a_completed_run_is_not_resumed(diamond):
+    _, run, _ = diamond
 
     with pytest.raises(UsageError, match="is completed: there is nothing to resume"):
         resume_run(run)

@@ -9,7 +9,7 @@ from script_of_a_line import SCRIPT, steps, write_line
 
 from redco_flow.records import read_json
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_cache")]
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def test_a_script_killed_in_its_training_goes_on_to_the_same_bits(tmp_path, text
     killed = InProcess(runs[1].write(text, overrides))
     attempt = until(lambda: killed.run.latest_attempt("fit"))
 
-    until(lambda: len(steps(attempt)) >= 13, 200)  # of 32
+    until(lambda: len(steps(attempt)) >= 13, 400)  # of 32
     os.kill(worker_of(attempt), signal.SIGKILL)
 
     for driven in (whole, killed):
-        assert driven.end(240).state == "completed", "\n".join(driven.said)
+        assert driven.end(400).state == "completed", "\n".join(driven.said)
     first, second = killed.run.attempts("fit")
     assert 8 < steps(second)[0] <= steps(first)[-1] + 1
     assert steps(second)[-1] == 32
@@ -67,7 +67,7 @@ def test_a_scripts_error_is_the_runs(runs, text, tmp_path):
 
     driven = InProcess(runs.write(text))
 
-    assert driven.end(120).state == "failed"
+    assert driven.end(400).state == "failed"
     message = runs.started[0].attempt("fit", 1).read_exit().message
     assert f"ScriptFailed: fit.py failed at {tmp_path}/line.py:2: KeyError: 'slope'" in message
 

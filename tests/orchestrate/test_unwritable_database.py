@@ -14,14 +14,14 @@ pytestmark = pytest.mark.slow
 
 def lock():
     """Take the database as a backup program would; what is returned ends that."""
-    connection = sqlite3.connect(prefect_directory() / "prefect.db", timeout=30)
+    connection = sqlite3.connect(prefect_directory() / "prefect.db", timeout=300)
     connection.execute("begin exclusive")
     return connection.close
 
 
 def freeze():
     """Let the database take no more, not even from who has it open; what is returned ends that."""
-    reader = sqlite3.connect(prefect_directory() / "prefect.db", timeout=30)
+    reader = sqlite3.connect(prefect_directory() / "prefect.db", timeout=300)
     reader.execute("select count(*) from sqlite_master")  # so that there is a log to freeze
     done = change("+i")
     if "not permitted" in done.stderr or "not supported" in done.stderr:

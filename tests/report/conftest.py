@@ -438,6 +438,7 @@ class OpenedPage:
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme
         )
+        self.context.set_default_timeout(300_000)
         self.page = self.context.new_page()
         self.asked: list[str] = []
         self.complaints: list[str] = []
@@ -448,7 +449,7 @@ class OpenedPage:
 
     def drawn(self):
         """The page, once its charts are drawn."""
-        self.page.wait_for_selector("html.has-charts", state="attached", timeout=120_000)
+        self.page.wait_for_selector("html.has-charts", state="attached")
         return self.page
 
     def violations(self) -> list[str]:

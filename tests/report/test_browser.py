@@ -81,7 +81,7 @@ def test_pointing_at_a_chart_shows_the_values_there(open_page, page):
     box = plot.locator(".nsewdrag").bounding_box()
 
     drawn.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    drawn.wait_for_selector(".plot .hoverlayer .legend text", timeout=60_000)
+    drawn.wait_for_selector(".plot .hoverlayer .legend text")
     shown = plot.locator(".hoverlayer").text_content()
 
     assert re.search(r"1[56]0\s*training : 1\.", shown), shown

@@ -270,6 +270,6 @@ def test_pointing_at_a_run_in_a_history_says_which_it_is(open_page, tmp_path):
 
     point = drawn.locator(".plot .points path").first.bounding_box()
     drawn.mouse.move(point["x"] + point["width"] / 2, point["y"] + point["height"] / 2)
-    drawn.wait_for_selector(".plot .hoverlayer .hovertext", timeout=60_000)
+    drawn.wait_for_selector(".plot .hoverlayer .hovertext")
 
     assert "weekly-a" in drawn.locator(".plot .hoverlayer").text_content()

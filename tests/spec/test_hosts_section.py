@@ -42,7 +42,7 @@ def test_mistakes_in_hosts_are_told_at_once_with_their_places(write):
         "p.yaml:6:37: 'hosts.addresses[1].directory' must begin with / or ~/",
         "p.yaml:7:8: 'hosts.addresses[2].address' must be",
         "p.yaml:8:3: 'hosts.python' must begin with / or ~/",
-        "p.yaml:9:3: 'hosts.lost_after_minutes' must be greater than 0, not 0",
+        "p.yaml:9:3: 'hosts.lost_after_minutes' must be greater than 0.0, not 0",
     ]
     assert len(found) == len(expected), found
     assert all(one.startswith(two) for one, two in zip(found, expected, strict=True)), found

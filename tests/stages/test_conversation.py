@@ -106,7 +106,7 @@ def test_in_a_terminal_a_conversation_begins_anew_and_ends_when_asked(words):
 
     def read_until(pattern):
         nonlocal said
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 400
         while not re.search(pattern, said, re.DOTALL):
             assert time.monotonic() < deadline, said
             said += os.read(main, 4096).decode()
@@ -143,7 +143,7 @@ def test_ctrl_c_ends_both_processes(words):
     finally:
         signal.signal(signal.SIGINT, before)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     found = ""
     while not found and time.monotonic() < deadline:
         found = children.read_text()

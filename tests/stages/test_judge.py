@@ -309,10 +309,10 @@ def is_running(pid):
 
 def test_a_match_that_never_ends_ends_with_the_process_that_waits_for_it():
     done = subprocess.run(
-        [sys.executable, "-c", LONELY], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", LONELY], capture_output=True, text=True, timeout=400, check=False
     )
 
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while is_running(int(done.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -49,7 +49,7 @@ def mlflow_url(tmp_path_factory):
             start_new_session=True,
         )
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 400
     while not _answers(url):
         assert server.poll() is None, (folder / "log").read_text()
         assert time.monotonic() < deadline
@@ -76,7 +76,7 @@ def asked(mlflow_url, monkeypatch):
         data = json.dumps(body).encode() if body else None
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{mlflow_url}/api/2.0/mlflow/{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return json.loads(answer.read())
 
     return asked

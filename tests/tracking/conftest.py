@@ -66,7 +66,7 @@ def on_small_disk(start_python, tmp_path: Path) -> Callable[[str], str]:
 
     def run(script: str) -> str:
         process = start_python(script_prefix + textwrap.dedent(script), folder, prefix=prefix)
-        output, errors = process.communicate(timeout=200)
+        output, errors = process.communicate(timeout=400)
         assert process.returncode == 0, errors
         return output
 

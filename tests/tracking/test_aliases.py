@@ -96,7 +96,7 @@ def test_promotions_at_once_all_stand_in_the_history(workspace):
         for digit in "abc"
     ]
 
-    assert [process.wait(timeout=200) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=400) for process in processes] == [0, 0, 0]
 
     history = AliasStore(workspace).find(AliasName("demo", "p")).history
     assert len({event.checkpoint for event in history}) == len(history) == 75

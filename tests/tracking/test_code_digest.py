@@ -268,10 +268,10 @@ def test_sixty_modules_take_less_than_a_third_of_a_second(project):
         project(**{f"big__m{number}": imports.format(next=(number + 1) % 60) + body})
 
     seconds = []
-    for _ in range(3):  # the best of three: other processes share the machine
-        start = time.perf_counter()
+    for _ in range(3):  # of CPU time; the best of three
+        start = time.thread_time()
         digests = module_digests(["big.m0"])
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
 
     assert len(digests) == 61
     assert min(seconds) < 0.3

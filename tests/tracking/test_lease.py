@@ -92,7 +92,7 @@ def test_a_lease_whose_holders_pid_was_reused_is_taken_over(start_python, tmp_pa
 
     process = start_python(REUSE_A_PID, tmp_path, prefix=prefix)
 
-    output, errors = process.communicate(timeout=200)
+    output, errors = process.communicate(timeout=400)
     assert output == "True\n", errors
 
 

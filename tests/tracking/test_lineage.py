@@ -347,10 +347,10 @@ def test_tracing_is_fast_among_a_thousand_runs(big_workspace, tmp_path):
     pipeline.stage("evaluate", {"metrics": "m"}, inputs=inputs, metrics={"bleu": 0.5})
 
     seconds = []
-    for _ in range(3):  # the best of three: other processes share the machine
-        start = time.perf_counter()
+    for _ in range(3):  # of CPU time; the best of three
+        start = time.thread_time()
         node = trace(big_workspace, "bleu")
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
 
     assert node.value == 0.5
     assert min(seconds) < 0.3

@@ -28,7 +28,7 @@ def test_the_mount_and_what_ran_out_on_it_are_named(start_python, tmp_path, num_
     if shutil.which("unshare") is None or subprocess.run([*prefix, "true"]).returncode:
         pytest.skip("no mount namespaces here: no small disk can be made")
 
-    output, errors = start_python(FILL, tmp_path, num_bytes, prefix=prefix).communicate(timeout=60)
+    output, errors = start_python(FILL, tmp_path, num_bytes, prefix=prefix).communicate(timeout=400)
 
     assert output.startswith(f"The file system at {tmp_path} {what}"), errors
 

@@ -120,7 +120,7 @@ for turn in range(20):
 def test_several_processes_that_delete_read_and_write_the_index_agree(records, start_python):
     processes = [start_python(_LOOK, records.workspace.root) for _ in range(3)]
 
-    ended = [process.communicate(timeout=200) for process in processes]
+    ended = [process.communicate(timeout=400) for process in processes]
 
     assert [process.returncode for process in processes] == [0, 0, 0], ended
     assert records.look() == EXPECTED

@@ -65,7 +65,7 @@ def test_a_workspace_on_a_read_only_mount_is_refused(start_python, tmp_path):
     script = "import sys; from redco_flow.tracking.workspace import *; Workspace.open(sys.argv[1])"
     process = start_python(script, tmp_path, prefix=prefix)
 
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=400)
     assert process.returncode == 1
     assert "Read-only file system" in errors
     assert f"workspace {tmp_path} cannot be written" in errors
@@ -81,7 +81,7 @@ def test_sequence_numbers_grow_over_processes(workspace, start_python):
     """
     processes = [start_python(script, workspace.root) for _ in range(2)]
 
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    outputs = [process.communicate(timeout=400)[0] for process in processes]
 
     numbers = [[int(word) for word in output.split()] for output in outputs]
     assert sorted(numbers[0] + numbers[1]) == list(range(1, 101))

@@ -53,9 +53,9 @@ def launch(xmanager):
 
 def test_a_run_is_one_experiment_and_each_attempt_a_work_unit(submit, xmanager):
     first = submit("write", number=1)
-    assert first.wait_seconds(200), first.status()
+    assert first.wait_seconds(400), first.status()
     second = submit("write", number=2)
-    assert second.wait_seconds(200), second.status()
+    assert second.wait_seconds(400), second.status()
 
     assert first.result()["outputs"] == second.result()["outputs"]
     experiment, number = first.job_id.split("-")
@@ -70,7 +70,7 @@ def test_a_run_is_one_experiment_and_each_attempt_a_work_unit(submit, xmanager):
 def test_every_job_of_a_work_unit_takes_part_and_rank_zero_publishes(submit, tmp_path):
     job = submit("note_process", resources=TWO, config={"folder": str(tmp_path)})
 
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
     assert job.state == "COMPLETED", job.status()
     noted = sorted(path.read_text().split(",")[0] for path in tmp_path.glob("*.noted"))
     assert noted == ["0 of 2", "1 of 2"]
@@ -86,7 +86,7 @@ def test_submitters_that_meet_at_a_fresh_database_all_succeed(submit, tmp_path, 
     jobs = [one.result() for one in submitted]
 
     for job in jobs:
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
         assert job.state == "COMPLETED", job.status()
     assert len({job.job_id for job in jobs}) == 3
     assert len({job.job_id.split("-")[0] for job in jobs}) == 2
@@ -115,7 +115,7 @@ def test_a_job_outlives_its_launcher_and_is_found_again(launch, workspace, tmp_p
     assert job.status().state in ("pending", "running")
     (tmp_path / "go").touch()
 
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
     assert job.state == "COMPLETED", job.status()
     assert (tmp_path / "starts").read_text() == "x"
     assert attempt.read_exit().cause == "completed"
@@ -125,7 +125,7 @@ def test_a_job_outlives_its_launcher_and_is_found_again(launch, workspace, tmp_p
 def test_a_rank_that_raises_ends_the_group_and_its_error_is_the_jobs(submit):
     job = submit("raise_on_rank_one", resources=TWO)
 
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "FAILED"
     assert "rank 1 of 2" in job.status().message
@@ -143,7 +143,7 @@ def test_the_death_of_a_supervisor_ends_the_group_and_is_told(submit):
     )
 
     os.kill(supervisor, signal.SIGKILL)
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "LOST"
     assert "rank 1 of 2" in job.status().message
@@ -167,7 +167,7 @@ def test_fifty_megabytes_that_are_no_text_and_no_line_hang_nothing(submit, tmp_p
     wait_until(lambda: phase_of(job.attempt) == "waiting")
 
     (tmp_path / "go").touch()
-    assert job.wait_seconds(200), job.status()
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "COMPLETED", job.status()
     assert job.paths.stdout.stat().st_size > 50 << 20
@@ -176,11 +176,11 @@ def test_fifty_megabytes_that_are_no_text_and_no_line_hang_nothing(submit, tmp_p
 
 def test_a_database_that_another_program_has_locked_is_told_in_its_words(submit, xmanager):
     """Fault 16: waited for some seconds, and nothing is started."""
-    assert submit("write").wait_seconds(200)
+    assert submit("write").wait_seconds(400)
     with sqlite3.connect(xmanager / ".xmanager/experiments.sqlite3") as database:
         database.execute("begin exclusive")
 
         with pytest.raises(StageFailed, match=r"(?s)XManager did not start .*database is locked"):
             submit("write", number=2)
 
-    assert submit("write", number=3).wait_seconds(200)
+    assert submit("write", number=3).wait_seconds(400)

@@ -12,7 +12,14 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import ExecutorConfig, Line
 from redco_flow.local_paths import expanded
-from redco_flow.spec.model import Name, NonNegativeInt, PositiveInt, StrictModel, VariableName
+from redco_flow.spec.model import (
+    Name,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StrictModel,
+    VariableName,
+)
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
@@ -95,7 +102,7 @@ class Config(ExecutorConfig):
     shared_workspace: bool | None = None
     forward_environment: list[VariableName] = Field(default_factory=list)
     rendezvous_seconds: PositiveInt = 300
-    lost_after_minutes: PositiveInt = 15
+    lost_after_minutes: PositiveFloat = 15.0
 
     @model_validator(mode="after")
     def _check_distinct(self) -> Config:

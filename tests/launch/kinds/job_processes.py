@@ -1,6 +1,8 @@
 """Find a job's processes on this machine, whichever namespace they live in."""
 
 import os
+import signal
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from redco_flow.launch.processes import ATTEMPT_VARIABLE
@@ -28,6 +30,20 @@ def worker_of(attempt, rank=0):
         if f"REDCO_FLOW_RANK={rank}".encode() in environment:
             return pid
     return None
+
+
+@contextmanager
+def held(attempt, num_ranks=1):
+    """Stop an attempt's workers meanwhile: however busy the machine is, they get no further."""
+    workers = [worker_of(attempt, rank) for rank in range(num_ranks)]
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield workers
+    finally:
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def phase_of(attempt):

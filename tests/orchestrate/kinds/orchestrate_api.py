@@ -30,7 +30,7 @@ class Api:
         self._token = base64.b64encode(secret.encode()).decode()
 
     def ask(self, path, **body):
-        connection = http.client.HTTPConnection(self._host, timeout=30)
+        connection = http.client.HTTPConnection(self._host, timeout=300)
         headers = {
             "Content-Type": "application/json",
             "Authorization": f"Basic {self._token}",

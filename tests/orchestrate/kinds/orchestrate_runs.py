@@ -38,7 +38,7 @@ OPTIONS = {"leave_cancelled": False}
 ENDED = ("completed", "failed", "cancelled")
 
 
-def until(condition, seconds=200.0):
+def until(condition, seconds=400.0):
     """Wait for something that must come; return what it was."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -120,7 +120,7 @@ class InProcess:
         self.session.submit_ahead(self.said.append)
         self.session.run_stages(self.said.append, with_job_lines=True)
 
-    def end(self, seconds=200):
+    def end(self, seconds=400):
         """Wait for the stages' end; write and return the run's outcome."""
         self._thread.join(seconds)
         assert not self._thread.is_alive()
@@ -134,7 +134,7 @@ class InProcess:
         return {name: stage["state"] for name, stage in self.run.read_state()["stages"].items()}
 
 
-def wait_for_end(run, seconds=200.0):
+def wait_for_end(run, seconds=400.0):
     """Wait until the run has ended; return its state."""
 
     def ended():
@@ -146,7 +146,7 @@ def wait_for_end(run, seconds=200.0):
     return until(ended, seconds)
 
 
-def wait_for_stage(run, stage, state="running", seconds=200.0):
+def wait_for_stage(run, stage, state="running", seconds=400.0):
     """Wait until a stage is in a state; return its entry."""
 
     def reached():

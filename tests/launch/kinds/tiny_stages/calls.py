@@ -54,7 +54,7 @@ def make_attempt(workspace, action="write", *, run="tiny-abcd", number=1, **chan
     return attempt
 
 
-def wait_until(condition, seconds=200.0):
+def wait_until(condition, seconds=400.0):
     """Wait for what another process does; its value, or an error when it takes too long."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -49,7 +49,7 @@ class ExecutorContract:
     def test_a_job_ends_with_its_result_in_the_workspace(self, submit, workspace):
         job = submit("write")
 
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert job.done()
         assert job.state == "COMPLETED", job.status()
@@ -72,7 +72,7 @@ class ExecutorContract:
         again = [reattach(job.record()), pickle.loads(pickle.dumps(job))]
         running = seen_by_another_process(job)
         (folder / "go").touch()
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert running == [job.job_id, "False", "running"]
         assert seen_by_another_process(job) == [job.job_id, "True", "completed"]
@@ -82,7 +82,7 @@ class ExecutorContract:
     def test_a_worker_that_raises_is_reported_with_its_error_and_log(self, submit):
         job = submit("raise_beside_a_running_thread")
 
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert job.state == "FAILED"
         with pytest.raises(StageFailed, match=r"(?s)ValueError: the loss went away.*rank0\.log"):
@@ -95,7 +95,7 @@ class ExecutorContract:
 
         (worker,) = processes_of(attempt_of(job), "redco_flow.worker")
         os.kill(worker, signal.SIGKILL)
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert job.state == "FAILED"
         assert "SIGKILL" in job.status().message
@@ -107,7 +107,7 @@ class ExecutorContract:
         for pid in processes_of(attempt_of(job)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert job.state not in ("COMPLETED", "CANCELLED"), job.status()
         assert isinstance(job.exception(), StageFailed)
@@ -154,9 +154,9 @@ class ExecutorContract:
     @pytest.mark.slow
     def test_a_silent_worker_is_stopped_after_its_stacks_are_in_the_log(self, submit, attempt_of):
         """Fault 7."""
-        job = submit("hang", stall_seconds=4, grace_seconds=0.5)
+        job = submit("hang", stall_seconds=10, grace_seconds=0.5)
 
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert job.state == "STALLED"
         assert "stall_timeout_minutes" in job.status().message
@@ -167,7 +167,7 @@ class ExecutorContract:
     def test_a_job_whose_time_is_over_saves_and_ends_as_timeout(self, submit, folder, time_limit):
         job = submit("save_when_stopped", config={"folder": str(folder)}, **time_limit)
 
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert (job.state, (folder / "saved").exists()) == ("TIMEOUT", True), job.status()
         assert "walltime_minutes" in job.status().message
@@ -180,7 +180,7 @@ class ExecutorContract:
         job = submit_secret(secret)
 
         shown = subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert job.state == "FAILED"
         assert "a [redacted] z" in job.stdout()
@@ -194,7 +194,7 @@ class ExecutorContract:
         """Fault 30."""
         job = submit("write", run="--run", config={"text": "$(touch X); touch X\n'\"%j"})
 
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
         assert job.result()["outputs"].keys() == {"dataset"}
 
@@ -206,7 +206,7 @@ class ExecutorContract:
             jobs = [executor.submit_call(attempt) for attempt in attempts]
             assert not attempts[0].job_path.exists()
 
-        assert all(job.wait_seconds(200) for job in jobs)
+        assert all(job.wait_seconds(400) for job in jobs)
         assert jobs[0].result()["outputs"] == jobs[1].result()["outputs"]
 
     def test_an_attempt_is_submitted_once(self, submit, new_executor):
@@ -214,7 +214,7 @@ class ExecutorContract:
 
         with pytest.raises(UsageError, match=f"submitted before, as job {job.job_id}"):
             new_executor().submit_call(job.attempt)
-        assert job.wait_seconds(200), job.status()
+        assert job.wait_seconds(400), job.status()
 
     def test_what_is_no_call_is_refused_and_leaves_no_file(self, new_executor, workspace):
         """Fault 36."""
