@@ -37,6 +37,7 @@ VERBS = {
     "why": ("artifacts", "trace a metric or artifact back to its data"),
     "impact": ("artifacts", "list what was made from an artifact or a data file"),
     "verify": ("artifacts", "read all bytes of artifacts and compare their digests"),
+    "du": ("disk", "show what uses the workspace's disk space"),
     "diff": ("compare", "compare two runs: settings, data, code, scores"),
     "compare": ("compare", "compare several runs: settings that differ, metrics"),
     "history": ("compare", "list the runs of one pipeline over time, oldest first"),

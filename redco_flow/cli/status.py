@@ -224,6 +224,9 @@ def register(verbs: Verbs) -> None:
     listing.add_argument(
         "-n", "--last", type=int, default=20, metavar="N", help="number of runs (20)"
     )
+    listing.add_argument(
+        "--size", action="store_true", help="also the disk space of records, artifacts and work"
+    )
     status = verbs.add("status", _status)
     status.add_argument("--watch", action="store_true", help="follow the run until it ends")
     attach = verbs.add("attach", _attach)
@@ -246,6 +249,8 @@ def _list(options: argparse.Namespace) -> int:
     runs = list_runs(Workspace(workspace_path(options).absolute()))
     shown = [*runs[: options.last], *list_damaged(runs[options.last :])]
     views = [read_checked_view(run, with_lines=False) for run in shown]
+    if options.size:
+        views = [{**view, **_run_size(run)} for run, view in zip(shown, views, strict=True)]
     if options.json:
         print(json.dumps(views))
         return 0
@@ -260,13 +265,23 @@ def _list(options: argparse.Namespace) -> int:
             duration(view["seconds"]),
             "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
             view["sweep"],
+            *([size(view["bytes"])] if options.size else []),
         ]
         for view in views
     ]
     has_sweeps = any(view["sweep"] for view in views)
     header = ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS", "SWEEP" if has_sweeps else ""]
+    header += ["SIZE"] if options.size else []
     print(columns(rows, header))
     return 0
+
+
+def _run_size(run: RunDirectory) -> dict[str, int]:
+    """Return the bytes and files of a run, with those that it shares with other runs."""
+    from redco_flow.tracking.disk_usage import size_of_run
+
+    found = size_of_run(Workspace(run.path.parents[1]), run)
+    return {"bytes": found.num_bytes, "files": found.num_files}
 
 
 def _is_damaged_inside(view: dict[str, Any]) -> bool:
