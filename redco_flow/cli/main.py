@@ -38,6 +38,8 @@ VERBS = {
     "impact": ("artifacts", "list what was made from an artifact or a data file"),
     "verify": ("artifacts", "read all bytes of artifacts and compare their digests"),
     "du": ("disk", "show what uses the workspace's disk space"),
+    "rm": ("disk", "delete the artifacts, work and logs of runs; their records stay"),
+    "gc": ("disk", "delete what is not needed of old runs, or what no run refers to"),
     "diff": ("compare", "compare two runs: settings, data, code, scores"),
     "compare": ("compare", "compare several runs: settings that differ, metrics"),
     "history": ("compare", "list the runs of one pipeline over time, oldest first"),

@@ -166,8 +166,9 @@ def _stage_detail(stage: dict[str, Any]) -> str:
 
 def _output_text(stage: dict[str, Any], key: str, artifact_id: str) -> str:
     """An output with its id and, where they were asked for, its aliases."""
-    aliases = stage.get("aliases", {}).get(key)
-    return f"{key} {short_id(artifact_id)}" + (f" ({', '.join(aliases)})" if aliases else "")
+    notes = [*stage.get("aliases", {}).get(key, ())]
+    notes += ["deleted"] if key in stage.get("deleted", {}) else []
+    return f"{key} {short_id(artifact_id)}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -260,7 +261,7 @@ def _list(options: argparse.Namespace) -> int:
     rows = [
         [
             view["run"],
-            view["state"] + (" (damaged)" if _is_damaged_inside(view) else ""),
+            view["state"] + _marks(view),
             str(view["created_at"] or "")[:16].replace("T", " "),
             duration(view["seconds"]),
             "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
@@ -284,9 +285,10 @@ def _run_size(run: RunDirectory) -> dict[str, int]:
     return {"bytes": found.num_bytes, "files": found.num_files}
 
 
-def _is_damaged_inside(view: dict[str, Any]) -> bool:
-    """Whether a record is damaged, and not one that the run's state hangs on."""
-    return bool(view["damaged"]) and view["state"] != "damaged"
+def _marks(view: dict[str, Any]) -> str:
+    """Notes on a damaged record that the run's state does not depend on, and on deleted bytes."""
+    is_damaged = view["damaged"] and view["state"] != "damaged"
+    return " (damaged)" * bool(is_damaged) + " (deleted)" * bool(view["deleted"])
 
 
 def _find(options: argparse.Namespace, text: str) -> RunDirectory:
@@ -323,6 +325,8 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
             lines.append(f"    {stage['parameters']}")
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
+    if view.get("deleted"):
+        lines.append(f"artifacts and work that no other run has, and logs: {view['deleted']}")
     # A failed run's message is its first failed stage's, which is in that stage's line, and a
     # completed one's counts those lines.
     is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())

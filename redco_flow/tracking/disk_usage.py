@@ -71,7 +71,7 @@ def _is_directory(status: os.stat_result) -> bool:
 
 
 def _statuses(path: Path | str) -> Iterator[os.stat_result]:
-    """What there is, without following links; files may vanish meanwhile."""
+    """Status of a path and of all below it, without following links; files may vanish."""
     try:
         status = os.lstat(path)
         names = os.listdir(path) if _is_directory(status) else []

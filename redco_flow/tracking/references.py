@@ -9,6 +9,7 @@ from typing import Any
 
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.process_identity import ProcessIdentity
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import current_attempt
 
@@ -20,11 +21,11 @@ class RunReferences:
     """References of one run.
 
     Args:
-        is_live: a process drives it.
+        is_live: another process drives it.
         is_completed: all of it is done, and no process drives it.
-        artifacts: ids of what its stages made or reuse, and of inputs of its attempts.
+        artifacts: ids of what its stages made or reuse.
         fingerprints: of its stages, as far as they are known.
-        pinned: ids of artifacts that its pipeline names, also by an alias.
+        pinned: ids of artifacts that its pipeline names, also by an alias, and of attempts' inputs.
     """
 
     run: RunDirectory
@@ -41,7 +42,8 @@ def read_references(run: RunDirectory) -> RunReferences:
     Raises:
         DamagedRecord: a record is damaged, so that it is not known what the run refers to.
     """
-    is_live = find_holder(run) is not None
+    lease = find_holder(run)
+    is_live = lease is not None and lease.holder != ProcessIdentity.current()
     state, plan = run.read_state(), run.read_plan()
     stages: Mapping[str, Mapping[str, Any]] = state["stages"]
     planned: Mapping[str, Mapping[str, Any]] = plan.get("stages", plan)
@@ -54,15 +56,15 @@ def read_references(run: RunDirectory) -> RunReferences:
         for entry in (*planned.values(), *stages.values())
         if entry.get("fingerprint")
     }
+    pinned = _pinned(run)
     for attempt in () if is_completed else _attempts(run, {**planned, **stages}):
         call, result = attempt.read_call() or {}, attempt.read_result() or {}
         inputs = (one for slot in call.get("inputs", {}).values() for one in slot)
-        artifacts |= {one["id"] for one in inputs if one.get("id")}
+        pinned |= {one["id"] for one in inputs if one.get("id")}
         artifacts |= set(result.get("outputs", {}).values())
         fingerprints |= {call.get("fingerprint", ""), result.get("fingerprint", "")} - {""}
-    return RunReferences(
-        run, is_live, is_completed, frozenset(artifacts), frozenset(fingerprints), _pinned(run)
-    )
+    ids = map(frozenset, (artifacts, fingerprints, pinned))
+    return RunReferences(run, is_live, is_completed, *ids)
 
 
 def _attempts(run: RunDirectory, stages: Mapping[str, Any]) -> Iterator[AttemptDirectory]:
@@ -74,8 +76,8 @@ def _attempts(run: RunDirectory, stages: Mapping[str, Any]) -> Iterator[AttemptD
             yield current
 
 
-def _pinned(run: RunDirectory) -> frozenset[str]:
+def _pinned(run: RunDirectory) -> set[str]:
     try:
-        return frozenset(_WHOLE_ID.findall(run.resolved_path.read_text(encoding="utf-8")))
+        return set(_WHOLE_ID.findall(run.resolved_path.read_text(encoding="utf-8")))
     except FileNotFoundError:  # the run is just being made
-        return frozenset()
+        return set()

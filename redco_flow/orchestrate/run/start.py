@@ -30,6 +30,7 @@ from redco_flow.spec.profile import Profile
 from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
 from redco_flow.tracking.code_digest import changed_modules
+from redco_flow.tracking.deletions import forget_deletion
 from redco_flow.tracking.locks import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
@@ -358,6 +359,7 @@ def _version(run: RunDirectory) -> str:
 def _reopen(run: RunDirectory) -> None:
     """Forget the run's end now, so that a follower sees it run from here on."""
     run.clear_cancel()
+    forget_deletion(run)
     forgotten = {"state": State.PENDING, "exit_code": None, "message": "", "ended_at": None}
     run.write_state(run.read_state() | forgotten)
 
