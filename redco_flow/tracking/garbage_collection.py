@@ -169,7 +169,8 @@ def _is_old(
     """Tell whether --keep-last and --older-than release a run."""
     if selection.keep_last is None and selection.older_than is None:
         return False
-    if not one.is_completed or one.run.id in needs.held:
+    is_ours = os.access(one.run.path, os.W_OK)  # in a shared workspace, of a group that may write
+    if not one.is_completed or one.run.id in needs.held or not is_ours:
         return False
     if selection.older_than is not None:
         ended = str(one.run.read_state().get("ended_at") or one.run.record["created_at"])
@@ -380,7 +381,8 @@ class _Trash:
         """Delete what is here, also what an earlier pass left; return what that frees."""
         count, entries = InodeCount(), sorted(self._folder.glob("*"))
         for path in entries:
-            count.add(path)
+            with suppress(PermissionError):  # noted below
+                count.add(path)
         for path in entries:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, onerror=self._note)

@@ -43,6 +43,7 @@ class Needs:
     named: dict[str, str]
     folders: set[Path] = field(default_factory=set)
     _results: dict[str, StageResult] = field(default_factory=dict)
+    _makers: dict[str, set[str]] = field(default_factory=dict)
     _used: dict[str, set[str]] = field(default_factory=dict)
     _work: set[str] = field(default_factory=set)
     _open: set[str] = field(default_factory=set)
@@ -51,9 +52,8 @@ class Needs:
     def release(self, released: Collection[RunReferences]) -> None:
         """Collect what all runs but these need."""
         self._used, self._work, self._open, self.folders = {}, set(), set(), set()
-        for one in self.runs:
-            if one in released:
-                continue
+        ids = {one.run.id for one in released}
+        for one in (one for one in self.runs if one.run.id not in ids):
             for artifact_id in (*self.outputs_of(one), *one.pinned):
                 self._used.setdefault(artifact_id, set()).add(one.run.id)
             if not one.is_completed:
@@ -69,8 +69,11 @@ class Needs:
 
     def fingerprints_of(self, artifact_id: str) -> frozenset[str]:
         """Return the results that have an artifact."""
-        found = self._results.values()
-        return frozenset(one.fingerprint for one in found if artifact_id in one.outputs.values())
+        if not self._makers:
+            for one in self._results.values():
+                for output in one.outputs.values():
+                    self._makers.setdefault(output, set()).add(one.fingerprint)
+        return frozenset(self._makers.get(artifact_id, ()))
 
     def why(self, artifact_id: str) -> str:
         """Return who needs an artifact; empty where it is not needed."""

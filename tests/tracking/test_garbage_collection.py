@@ -301,6 +301,33 @@ def test_old_cache_files_and_digests_of_deleted_artifacts_go(workspace):
     assert not program.exists()
 
 
+FULL_DISK = f"""
+import errno, os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_garbage_collection import *
+
+workspace = Workspace.open(sys.argv[1])
+run = run_pipeline(workspace)
+full = 0
+with open(workspace.root / "filler", "wb", buffering=0) as filler:
+    for size in (1 << 16, 1 << 10, 1):
+        try:
+            while True:
+                filler.write(b"x" * size)
+        except OSError as error:
+            full += error.errno in (errno.ENOSPC, errno.EFBIG)
+assert full == 3
+remove(workspace, run)
+assert not list(workspace.artifacts.glob("*/*/files"))
+print(len(list(workspace.root.rglob("deleted.json"))))
+"""
+
+
+def test_a_full_disk_can_be_emptied(on_small_disk):
+    """Each record is written when the deleted files have made room for it."""
+    assert on_small_disk(FULL_DISK) == "3\n"
+
+
 KILLS = st.none() | st.integers(0, 150)
 RUNS = st.tuples(st.just("run"), st.sampled_from("ab"), *[st.integers(0, 1)] * 2, st.booleans())
 SELECTIONS = st.builds(
