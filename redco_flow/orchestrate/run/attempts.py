@@ -29,7 +29,6 @@ from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import (
     StageResult,
     claim_result,
-    find_result,
     fingerprint,
     read_result,
 )
@@ -106,7 +105,7 @@ class StageAttempts:
     def is_published(self, attempt: AttemptDirectory) -> bool:
         """Whether the attempt has published its result; its outputs are noted."""
         result = attempt.read_result()
-        if result is None or not find_result(self._context.workspace, result["fingerprint"]):
+        if result is None or not claim_result(self._context.workspace, result["fingerprint"]):
             return False
         self.made[attempt.stage] = result["outputs"]
         return True
@@ -352,7 +351,7 @@ class AttemptFollower:
         record = attempt.read_result()
         if record is None:
             return None
-        result = find_result(self.context.workspace, record["fingerprint"])
+        result = claim_result(self.context.workspace, record["fingerprint"])
         return Finished(result, attempt.number) if result is not None else None
 
     def _set_news(self, job: CallJob, status: JobStatus) -> None:
