@@ -51,7 +51,7 @@ from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.code_digest import is_source_file, module_digests, source_digests
 from redco_flow.tracking.file_lock import HOLDERS, HeldLock, LockLost
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.results import find_result, fingerprint
+from redco_flow.tracking.results import claim_result, fingerprint
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def run_call(
         _run_shard(call, context, workspace, started_at)
         return
     lock = _take_lock(context)
-    result = find_result(workspace, call.fingerprint)
+    result = claim_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
         context.report(phase="checking inputs")
@@ -158,7 +158,7 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
     """Compute one part of the stage; the process that computes the last one publishes all."""
     assert call.shard is not None
     _take_lock(context, shared=True)
-    result = find_result(workspace, call.fingerprint)
+    result = claim_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
         context.check_inputs()
@@ -169,7 +169,7 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
         context.check_inputs()
         lock = _take_lock(context, shards.LOCK)
         if shards.note_computed(context.work_dir, call.shard, call.num_shards):
-            result = find_result(workspace, call.fingerprint)
+            result = claim_result(workspace, call.fingerprint)
             if result is None:
                 outputs = join()
                 context.check_inputs()

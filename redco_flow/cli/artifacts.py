@@ -11,6 +11,7 @@ from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_p
 from redco_flow.cli.text import columns, duration, moment, number, short_id, size
 from redco_flow.tracking.aliases import AliasStore, artifact_id_of
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.deletions import find_deletion, refuse_deleted
 from redco_flow.tracking.lineage_nodes import (
     AliasNode,
     ConfigLeaf,
@@ -64,8 +65,8 @@ def _title(node: LineageNode) -> str:
     if node.type == "data":
         is_of_hub = isinstance(node.value, dict) and node.value.get("commit") == node.id
         return f"data {node.name}  {'commit' if is_of_hub else 'blake3'} {node.id}"
-    missing = "" if node.is_intact else "  MISSING OR DAMAGED"
-    return f"{node.type} {node.name} {short_id(node.id)}{missing}"
+    state = node.deleted or ("" if node.is_intact else "MISSING OR DAMAGED")
+    return f"{node.type} {node.name} {short_id(node.id)}" + (f"  {state}" if state else "")
 
 
 def _alias_line(alias: AliasNode) -> str:
@@ -145,7 +146,14 @@ def _artifacts(options: argparse.Namespace) -> int:
     aliases = AliasStore(_workspace(options)).by_artifact()
     named = {key: [str(alias.name) for alias in ones] for key, ones in aliases.items()}
     if options.json:
-        more = [{"path": str(one.path), "aliases": named.get(one.id, [])} for one in found]
+        more = [
+            {
+                "path": str(one.path),
+                "aliases": named.get(one.id, []),
+                "deleted": find_deletion(one),
+            }
+            for one in found
+        ]
         print(json.dumps([{**one.manifest, **it} for one, it in zip(found, more, strict=True)]))
         return 0
     rows = [_artifact_row(artifact, named.get(artifact.id, [])) for artifact in found]
@@ -170,7 +178,7 @@ def _artifact_row(artifact: Artifact, aliases: list[str]) -> list[str]:
     return [
         short_id(artifact.id),
         artifact.kind,
-        size(artifact.num_bytes),
+        "deleted" if find_deletion(artifact) else size(artifact.num_bytes),
         str(by.get("stage", "")),
         str(by.get("run", "")),
         str(artifact.path),
@@ -200,7 +208,9 @@ def _impact(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     store = ArtifactStore(_workspace(options))
     named = [store.get(artifact_id_of(_workspace(options), text)) for text in options.ids]
-    artifacts = named if options.ids else store.list()
+    for artifact in named:
+        refuse_deleted(_workspace(options), artifact)
+    artifacts = named or [one for one in store.list() if find_deletion(one) is None]
     problems = {artifact.id: store.verify(artifact.id) for artifact in artifacts}
     if not options.ids:
         problems |= {damage.path: [damage.problem] for damage in store.damaged()}

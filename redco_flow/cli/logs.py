@@ -18,6 +18,7 @@ from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.log_lines import LogTail, clean_line
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.deletions import deletion_text, find_run_deletion
 from redco_flow.tracking.maker import Maker, find_maker
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import unless_damaged
@@ -112,6 +113,8 @@ def find_log(
         return LogSource(attempt, path, "")
     about = f"{entry.get('state', 'pending')}, no log" + (f" of rank {rank}" if rank else "")
     message = str(entry.get("message") or "").partition("\n")[0]
+    if (deletion := find_run_deletion(run)) is not None:
+        message = deletion_text(deletion)
     return LogSource(attempt, path, f"{stage}: {about}" + (f" ({message})" if message else ""))
 
 
@@ -122,6 +125,8 @@ def _about(maker: Maker, path: Path) -> str:
         return f"{made}; this is its log."
     if not maker.run.path.is_dir():
         return f"{made}; {maker.run.path} is gone, and the log with it."
+    if (deletion := find_run_deletion(maker.run)) is not None:
+        return f"{made}; its log was {deletion_text(deletion)}."
     return f"{made}; there is no log in {maker.attempt.path}."
 
 

@@ -167,8 +167,9 @@ def _stage_detail(stage: dict[str, Any]) -> str:
 
 def _output_text(stage: dict[str, Any], key: str, artifact_id: str) -> str:
     """An output with its id and, where they were asked for, its aliases."""
-    aliases = stage.get("aliases", {}).get(key)
-    return f"{key} {short_id(artifact_id)}" + (f" ({', '.join(aliases)})" if aliases else "")
+    notes = [*stage.get("aliases", {}).get(key, ())]
+    notes += ["deleted"] if key in stage.get("deleted", {}) else []
+    return f"{key} {short_id(artifact_id)}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -225,6 +226,9 @@ def register(verbs: Verbs) -> None:
     listing.add_argument(
         "-n", "--last", type=int, default=20, metavar="N", help="number of runs (20)"
     )
+    listing.add_argument(
+        "--size", action="store_true", help="also the disk space of records, artifacts and work"
+    )
     status = verbs.add("status", _status)
     status.add_argument("--watch", action="store_true", help="follow the run until it ends")
     attach = verbs.add("attach", _attach)
@@ -247,6 +251,8 @@ def _list(options: argparse.Namespace) -> int:
     runs = list_runs(Workspace(workspace_path(options).absolute()))
     shown = [*runs[: options.last], *list_damaged(runs[options.last :])]
     views = [read_checked_view(run, with_lines=False) for run in shown]
+    if options.size:
+        views = [{**view, **_run_size(run)} for run, view in zip(shown, views, strict=True)]
     if options.json:
         print(json.dumps(views))
         return 0
@@ -256,23 +262,34 @@ def _list(options: argparse.Namespace) -> int:
     rows = [
         [
             view["run"],
-            view["state"] + (" (damaged)" if _is_damaged_inside(view) else ""),
+            view["state"] + _marks(view),
             str(view["created_at"] or "")[:16].replace("T", " "),
             duration(view["seconds"]),
             "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
             view["sweep"],
+            *([size(view["bytes"])] if options.size else []),
         ]
         for view in views
     ]
     has_sweeps = any(view["sweep"] for view in views)
     header = ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS", "SWEEP" if has_sweeps else ""]
+    header += ["SIZE"] if options.size else []
     print(columns(rows, header))
     return 0
 
 
-def _is_damaged_inside(view: dict[str, Any]) -> bool:
-    """Whether a record is damaged, and not one that the run's state hangs on."""
-    return bool(view["damaged"]) and view["state"] != "damaged"
+def _run_size(run: RunDirectory) -> dict[str, int]:
+    """Return the bytes and files of a run, with those that it shares with other runs."""
+    from redco_flow.tracking.disk_usage import size_of_run
+
+    found = size_of_run(Workspace(run.path.parents[1]), run)
+    return {"bytes": found.num_bytes, "files": found.num_files}
+
+
+def _marks(view: dict[str, Any]) -> str:
+    """Notes on a damaged record that the run's state does not depend on, and on deleted bytes."""
+    is_damaged = view["damaged"] and view["state"] != "damaged"
+    return " (damaged)" * bool(is_damaged) + " (deleted)" * bool(view["deleted"])
 
 
 def _find(options: argparse.Namespace, text: str) -> RunDirectory:
@@ -309,6 +326,8 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
             lines.append(f"    {stage['parameters']}")
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
+    if view.get("deleted"):
+        lines.append(f"artifacts and work that no other run has, and logs: {view['deleted']}")
     # A failed run's message is its first failed stage's, which is in that stage's line, and a
     # completed one's counts those lines.
     is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())

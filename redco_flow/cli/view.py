@@ -14,8 +14,10 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.launch.disk_reserve import full_disk
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.aliases import AliasStore
+from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records
+from redco_flow.tracking.deletions import deletion_text, find_deletion, find_run_deletion
 from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
@@ -123,13 +125,18 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_checked_view(run: RunDirectory, *, with_lines: bool) -> dict[str, Any]:
-    """Return the run's view and, as `damaged`, what is wrong with any record of it.
+    """Return the run's view with what is wrong with any record of it, and its deletion.
 
     Args:
         with_lines: as of `find_damaged_records`.
     """
     found = find_damaged_records(run, with_lines=with_lines)
-    return {**read_run_view(run), "damaged": [str(damage) for damage in found]}
+    deletion = find_run_deletion(run)
+    return {
+        **read_run_view(run),
+        "damaged": [str(damage) for damage in found],
+        "deleted": deletion_text(deletion) if deletion else "",
+    }
 
 
 def with_goodput(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
@@ -142,13 +149,17 @@ def with_goodput(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_aliases(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's view with the aliases that name what its stages made, by output."""
-    named = AliasStore(Workspace(run.path.parents[1])).by_artifact()
+    """Return a run's view with the aliases that name what its stages made, and its deletions."""
+    workspace = Workspace(run.path.parents[1])
+    named, store = AliasStore(workspace).by_artifact(), ArtifactStore(workspace)
     stages = {}
     for name, stage in view["stages"].items():
         found = {key: named[id] for key, id in stage["artifacts"].items() if id in named}
         aliases = {key: [str(alias.name) for alias in those] for key, those in found.items()}
-        stages[name] = {**stage, "aliases": aliases}
+        artifacts = {key: store.find(id) for key, id in stage["artifacts"].items()}
+        deletions = {key: find_deletion(one) for key, one in artifacts.items() if one is not None}
+        deleted = {key: deletion_text(one) for key, one in deletions.items() if one is not None}
+        stages[name] = {**stage, "aliases": aliases, "deleted": deleted}
     return {**view, "stages": stages}
 
 

@@ -6,6 +6,7 @@ it does not decide who holds it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -41,7 +42,7 @@ def acquire(
         OSError: the file is a link, cannot be written, or can be locked in no way; names it.
     """
     request = LockRequest(path, shared=shared, on_lost=on_lost)
-    while (lock := request.try_once()) is None:
+    while (lock := _try(request, path)) is None:
         while_waiting(describe_holder(path))
         time.sleep(_SECONDS_BETWEEN_TRIES)
     try:
@@ -52,6 +53,25 @@ def acquire(
         lock.release()
         raise
     return lock
+
+
+def _try(request: LockRequest, path: Path) -> HeldLock | None:
+    """Return the lock of the file at `path`, not of one whose directory was deleted meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = request.try_once()
+        if lock is None or _is_at_path(lock):
+            return lock
+        lock.release()
+    return None
+
+
+def _is_at_path(lock: HeldLock) -> bool:
+    try:
+        found = os.stat(lock.path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(lock.descriptor))
 
 
 def describe_holder(path: Path) -> str:

@@ -139,7 +139,7 @@ def _note(node: LineageNode) -> str:
         return ", ".join(f"{output} {one[:_SHORT]}" for output, one in node.value.items())
     if node.type == "artifact" and node.production is None:
         return "nothing is known of how it was made"
-    return ""
+    return node.deleted
 
 
 def _made_by(made: Production, run: str, code: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from redco_flow.report.stage_facts import DAMAGED, StageFacts
 from redco_flow.terminal_text import without_codes
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
+from redco_flow.tracking.deletions import deletion_text, find_deletion
 from redco_flow.tracking.run_directory import RunDirectory
 
 _NOT_TO_BLAME = (None, Cause.COMPLETED, Cause.CANCELLED)
@@ -188,6 +189,8 @@ def _artifact(store: ArtifactStore, output: str, artifact_id: str) -> ArtifactVi
     found = store.find(artifact_id)
     if found is None:
         return ArtifactView(output, artifact_id, "", "deleted", "")
+    if (deletion := find_deletion(found)) is not None:
+        return ArtifactView(output, artifact_id, "", deletion_text(deletion), "")
     held = size(found.num_bytes) if store.is_whole(artifact_id) else "damaged"
     step = found.metadata.get("step") if found.kind == "checkpoint" else None
     at = f"step {step:,}" if isinstance(step, int) else ""

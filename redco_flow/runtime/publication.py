@@ -18,7 +18,7 @@ from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.file_lock import HeldLock
-from redco_flow.tracking.results import StageResult, publish_result
+from redco_flow.tracking.results import StageResult, hold_result, publish_result
 from redco_flow.tracking.workspace import Workspace
 
 
@@ -87,19 +87,22 @@ def publish(
     if context.devices is not None:
         produced_by["devices"] = context.devices
     secrets = secret_values(os.environ)
-    published = {
-        name: store.publish(
-            output.kind,
-            output.path,
-            metadata=redact_record(output.metadata, secrets),
-            parents=parents,
-            produced_by=redact_record(produced_by, secrets),
-            digests=output.digests,
-            identity=output.identity,
-        ).id
-        for name, output in outputs.outputs.items()
-    }
-    return publish_result(
+
+    def publish_outputs() -> dict[str, str]:
+        return {
+            name: store.publish(
+                output.kind,
+                output.path,
+                metadata=redact_record(output.metadata, secrets),
+                parents=parents,
+                produced_by=redact_record(produced_by, secrets),
+                digests=output.digests,
+                identity=output.identity,
+            ).id
+            for name, output in outputs.outputs.items()
+        }
+
+    result = publish_result(
         workspace,
         StageResult(
             fingerprint=call.fingerprint,
@@ -107,7 +110,7 @@ def publish(
             stage=call.stage,
             kind=call.kind,
             ingredients=call.ingredients,
-            outputs=published,
+            outputs=publish_outputs(),
             metrics=None if outputs.metrics is None else redact_record(outputs.metrics, secrets),
             run=call.run,
             attempt=call.attempt,
@@ -120,6 +123,10 @@ def publish(
         ),
         lock.check,
     )
+
+    if hold_result(workspace, call.fingerprint) is None:
+        publish_outputs()  # an equal artifact of another run was deleted meanwhile
+    return result
 
 
 def write_result(attempt: AttemptDirectory, result: StageResult) -> None:

@@ -9,6 +9,7 @@ a checkpoint deserves its name is judged in `tracking.promotion`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -235,15 +236,24 @@ class AliasStore:
     def _path(self, name: AliasName) -> Path:
         return self._root / name.model / f"{name.alias}.json"
 
+    def all(self) -> Iterator[Alias]:
+        """Yield all aliases.
+
+        Raises:
+            DamagedRecord: the file of one is damaged.
+        """
+        yield from filter(None, map(self.find, self._names()))
+
     def _each(self, model: str = "") -> Iterator[Alias]:
-        folder = check_name(model, "model name") if model else "*"
-        for path in sorted(self._root.glob(f"{folder}/[!.]*.json")):
-            try:
-                name = AliasName(path.parent.name, path.stem)
-            except UsageError:  # no file of ours
-                continue
+        for name in self._names(model):
             if (found := unless_damaged(partial(self.find, name))) is not None:
                 yield found
+
+    def _names(self, model: str = "") -> Iterator[AliasName]:
+        folder = check_name(model, "model name") if model else "*"
+        for path in sorted(self._root.glob(f"{folder}/[!.]*.json")):
+            with suppress(UsageError):  # no file of ours
+                yield AliasName(path.parent.name, path.stem)
 
 
 def _checked(record: AliasRecord, name: AliasName, path: Path) -> Alias:

@@ -307,7 +307,7 @@ class ArtifactStore:
     def _register(self, temporary: Path, artifact_id: str, directory: Path) -> Artifact:
         """Give the finished directory its name, unless an equal artifact has it by now."""
         final = directory / artifact_id[:SHORT_DIGITS]
-        with exclusive(self._root / ".lock") as held:
+        with exclusive(self._workspace.artifacts_lock) as held:
             present = self._load(final)
             is_another = present is not None and present.id != artifact_id
             if present and is_another and is_as_written(present.manifest):

@@ -14,6 +14,7 @@ from redco_flow.errors import UsageError
 from redco_flow.tracking.aliases import AliasStore, artifact_id_of, is_alias
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.deletions import deletion_text, find_deletion
 from redco_flow.tracking.lineage_nodes import (
     AliasNode,
     ConfigLeaf,
@@ -270,6 +271,7 @@ class _Tracer:
                 name=result.stage,
                 id=result.fingerprint,
                 value=result.outputs,
+                deleted=next(filter(None, map(self._deleted, result.outputs.values())), ""),
                 production=self._production(result),
                 parents=self._inputs(result, frozenset()),
             )
@@ -304,11 +306,17 @@ class _Tracer:
             value=found.metadata if found else None,
             production=self._production(result) if result else _remembered(made_by),
             is_intact=self._store.is_whole(artifact_id),
+            deleted=self._deleted(artifact_id),
             parents=parents,
             aliases=tuple(map(AliasNode.of, self._aliases.get(artifact_id, ()))),
         )
         self._artifacts[artifact_id] = node
         return node
+
+    def _deleted(self, artifact_id: str) -> str:
+        found = self._store.find(artifact_id)
+        deletion = find_deletion(found) if found else None
+        return deletion_text(deletion) if deletion else ""
 
     def _parents(
         self,

@@ -109,6 +109,8 @@ class LineageNode:
         value: a metric's value, a stage's outputs (name to id), a data set's identity.
         production: how it was made; None for data, and for an artifact whose result is gone.
         is_intact: an artifact's files are all there; true for everything else.
+        deleted: when and by which command the files of an artifact, or of an output of a stage,
+            were deleted; empty where they were not.
         parents: what it was made from.
         aliases: the names that an artifact has now.
     """
@@ -119,6 +121,7 @@ class LineageNode:
     value: Any = None
     production: Production | None = None
     is_intact: bool = True
+    deleted: str = ""
     parents: tuple[LineageNode, ...] = ()
     aliases: tuple[AliasNode, ...] = ()
 

@@ -38,6 +38,20 @@ def exclusive(path: Path) -> Iterator[HeldLock]:
         held.release()
 
 
+def is_locked(path: Path, request: LockRequest | None = None) -> bool:
+    """Say whether a process holds the lock on `path` now.
+
+    Args:
+        request: of this lock; one that is kept notices a holder whose host is gone.
+    """
+    if not os.path.lexists(path):
+        return False
+    lock = (request or LockRequest(path)).try_once()
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
 _SECONDS_BETWEEN_TRIES = 0.05
 _REMEDY = "If no process drives this run, delete the file."
 

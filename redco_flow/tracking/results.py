@@ -13,6 +13,7 @@ from typing import Any, Final, TypedDict
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import digest_json, write_json, write_new_json
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.typed_records import check_shape, find_record, unless_damaged
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
@@ -124,6 +125,21 @@ def find_new_result(workspace: Workspace, fingerprint: str) -> StageResult | Non
     store = ArtifactStore(workspace)
     is_there = result is not None and all(map(store.is_whole, result.outputs.values()))
     return result if is_there else None
+
+
+def claim_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
+    """Return a result to be reused, if it can be trusted; its artifacts are not deleted any more.
+
+    Call it when the run's records name the fingerprint, or with its work directory's lock held.
+    """
+    found = find_result(workspace, fingerprint)
+    return None if found is None else hold_result(workspace, fingerprint)
+
+
+def hold_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
+    """As `claim_result`, of a result that was verified or published just now; reads no artifact."""
+    with exclusive(workspace.artifacts_lock):  # `tracking.garbage_collection` deletes under it
+        return find_new_result(workspace, fingerprint)
 
 
 def faults_of(workspace: Workspace, result: StageResult) -> list[str]:

@@ -85,6 +85,11 @@ class Workspace:
         return self.root / "artifacts"
 
     @property
+    def artifacts_lock(self) -> Path:
+        """Lock under which artifacts get their names, are taken for reuse, and are deleted."""
+        return self.artifacts / ".lock"
+
+    @property
     def results(self) -> Path:
         """Published stage results, `<fingerprint>.json`."""
         return self.root / "results"

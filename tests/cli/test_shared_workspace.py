@@ -14,7 +14,7 @@ import pytest
 
 from redco_flow.launch import disk_reserve, work_lock
 from redco_flow.launch.supervisor import LogWriter
-from redco_flow.orchestrate.run.stage_runner import fingerprint_locked, is_worked_on
+from redco_flow.orchestrate.run.stage_runner import fingerprint_locked
 from redco_flow.records import append_json_line, refuse_link, write_json
 from redco_flow.tracking import locks
 from redco_flow.tracking.journal import Journal
@@ -180,7 +180,9 @@ WRITERS = {
     "cache/.digests.lock": _lock,
     f"{WORK}.claim": lambda workspace, path: _lock_fingerprint(workspace),
     f"{WORK}/lock": lambda workspace, path: work_lock.acquire(path, {"run": "x"}, lambda _: None),
-    f"{WORK}/lock ": lambda workspace, path: is_worked_on(workspace, "f" * 64),
+    f"{WORK}/lock ": lambda workspace, path: locks.is_locked(
+        workspace.work_directory("f" * 64) / "lock"
+    ),
     "runs/r/.lease.lock": lambda workspace, path: locks.acquire(path.parent),
     "runs/r/journal.jsonl": lambda workspace, path: Journal(path).append("x"),
     "runs/r/metrics.jsonl": lambda workspace, path: append_json_line(path, {}),

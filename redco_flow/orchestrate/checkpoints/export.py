@@ -27,6 +27,7 @@ from redco_flow.records import digest_file, read_json, sync, write_json, write_t
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.aliases import is_alias
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.deletions import refuse_deleted
 from redco_flow.tracking.lineage import ResultTarget, find_target, run_results, trace
 from redco_flow.tracking.lineage_nodes import LineageNode
 from redco_flow.tracking.run_directory import find_run
@@ -53,6 +54,7 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
 
     Raises:
         UsageError: nothing, several, or something else has this name.
+        ArtifactError: its files were deleted; says when, by which command, how to make it again.
     """
     store = ArtifactStore(workspace)
     path = Path(text)
@@ -65,6 +67,7 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
             f"{text!r} is of kind {found.kind}, not a checkpoint: `redco-flow artifacts --kind "
             "checkpoint` lists those."
         )
+    refuse_deleted(workspace, found)
     return found
 
 

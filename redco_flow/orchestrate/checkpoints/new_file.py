@@ -8,6 +8,7 @@ resumed, traced and repeated like any other.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -230,6 +231,8 @@ def read_new_files(
         if is_new := not place.exists():
             growing.chmod(folder.stat().st_mode)
             growing.rename(place)
+        else:
+            os.utime(place)  # it is used again, for `redco-flow gc`
     finally:
         shutil.rmtree(growing, ignore_errors=True)
     document = Document(values, overridden.document.origins)

@@ -17,6 +17,7 @@ from redco_flow.spec.references import LAST
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.deletions import refuse_deleted
 from redco_flow.tracking.results import latest_result
 from redco_flow.tracking.workspace import Workspace
 
@@ -109,6 +110,8 @@ class AliasPins:
             alias = self._find(name, workspace)
             now = alias.current
             pin = replace(pin, checkpoint=now.checkpoint, since=now.time, by=now.by)
+        if (found := ArtifactStore(workspace).find(pin.checkpoint)) is not None:
+            refuse_deleted(workspace, found)
         if not ArtifactStore(workspace).is_whole(pin.checkpoint):
             raise UsageError(
                 f"{name} is checkpoint {pin.checkpoint[:_SHORT]}, which is damaged, or gone from "
@@ -153,6 +156,7 @@ def _by_id(ref: InputRef, workspace: Workspace) -> InputRef:
     found = ArtifactStore(workspace).get(ref.alias)
     if found.kind != ref.output:
         raise UsageError(f"artifact {found.short_id} is of kind {found.kind}, not a {ref.output}.")
+    refuse_deleted(workspace, found)
     if not ArtifactStore(workspace).is_whole(found.id):
         raise UsageError(f"checkpoint {found.short_id} is damaged: `redco-flow verify` says where.")
     return replace(ref, alias=found.id, artifact=found.id)

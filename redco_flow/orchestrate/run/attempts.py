@@ -32,7 +32,12 @@ from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopR
 from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.results import StageResult, find_result, fingerprint
+from redco_flow.tracking.results import (
+    StageResult,
+    claim_result,
+    fingerprint,
+    read_result,
+)
 from redco_flow.tracking.sweep_directory import current_attempt, find_early_stop
 
 if TYPE_CHECKING:
@@ -98,7 +103,7 @@ class StageAttempts:
         if any(one not in self.made for one in self._upstream[stage]):
             return False
         _, digest = self.ingredients(stage)
-        result = find_result(self._context.workspace, digest)
+        result = claim_for_stage(self._context, stage, digest)
         if result is not None:
             self.made[stage] = result.outputs
         return result is not None
@@ -106,7 +111,7 @@ class StageAttempts:
     def is_published(self, attempt: AttemptDirectory) -> bool:
         """Whether the attempt has published its result; its outputs are noted."""
         result = attempt.read_result()
-        if result is None or not find_result(self._context.workspace, result["fingerprint"]):
+        if result is None or not claim_result(self._context.workspace, result["fingerprint"]):
             return False
         self.made[attempt.stage] = result["outputs"]
         return True
@@ -154,6 +159,21 @@ class StageAttempts:
             return True
         result = AttemptDirectory(Path(path)).read_result()
         return result is not None and result["outputs"].get(reference.output) == made
+
+
+def claim_for_stage(context: RunContext, stage: str, fingerprint: str) -> StageResult | None:
+    """Return the published result that a stage of the run reuses, if there is one.
+
+    The run's records name the fingerprint before, so that `redco-flow gc` keeps the artifacts.
+    """
+    if read_result(context.workspace, fingerprint) is None:
+        return None
+    planned, state_store = context.plan.stages.get(stage), context.state_store
+    known = (planned and planned.fingerprint, state_store.stage(stage).get("fingerprint"))
+    if fingerprint not in known:
+        fields = {"event": "result_found", "fingerprint": fingerprint}
+        state_store.set_stage(stage, State.PENDING, **fields)
+    return claim_result(context.workspace, fingerprint)
 
 
 _POLL_SECONDS = 0.25
@@ -340,7 +360,7 @@ class AttemptFollower:
         record = attempt.read_result()
         if record is None:
             return None
-        result = find_result(self.context.workspace, record["fingerprint"])
+        result = claim_result(self.context.workspace, record["fingerprint"])
         return Finished(result, attempt.number) if result is not None else None
 
     def _set_news(self, job: CallJob, status: JobStatus) -> None:

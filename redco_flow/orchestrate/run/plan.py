@@ -18,6 +18,7 @@ from redco_flow.orchestrate.pins.hub import HubPin
 from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
 from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline, ResolvedStage
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.deletions import deletion_text, find_deletion
 from redco_flow.tracking.results import (
     ABSENT,
     Difference,
@@ -61,6 +62,9 @@ def reason_to_run(
 
 def _why_not_reused(workspace: Workspace, result: StageResult) -> str:
     store = ArtifactStore(workspace)
+    for artifact in filter(None, map(store.find, result.outputs.values())):
+        if (deletion := find_deletion(artifact)) is not None:
+            return f"{artifact.kind} {deletion_text(deletion)}"
     if not all(map(store.is_whole, result.outputs.values())):
         return "artifact missing"
     faults = faults_of(workspace, result)

@@ -23,6 +23,7 @@ from redco_flow.orchestrate.run.attempts import (
     Finished,
     RetryableFailure,
     StageAttempts,
+    claim_for_stage,
     failures_recorded,
     record_completed,
 )
@@ -34,7 +35,8 @@ from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.file_lock import LockRequest
-from redco_flow.tracking.results import find_result, is_doubtful
+from redco_flow.tracking.locks import is_locked
+from redco_flow.tracking.results import is_doubtful
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -56,30 +58,14 @@ def fingerprint_locked(
     while (claim := request.try_once()) is None:
         wait("another run that makes the same result")
     try:
-        work = LockRequest(workspace.work_directory(fingerprint) / "lock")
-        while is_worked_on(workspace, fingerprint, work):
+        path = workspace.work_directory(fingerprint) / "lock"
+        work = LockRequest(path)
+        while is_locked(path, work):
             wait("a job of another run that makes the same result")
         claim.check()
         yield
     finally:
         claim.release()
-
-
-def is_worked_on(
-    workspace: Workspace, fingerprint: str, request: LockRequest | None = None
-) -> bool:
-    """Tell whether a worker holds the fingerprint's work directory now.
-
-    Args:
-        request: of its lock; one that is kept notices a worker whose host is gone.
-    """
-    path = workspace.work_directory(fingerprint) / "lock"
-    if not os.path.lexists(path):
-        return False
-    lock = (request or LockRequest(path)).try_once()
-    if lock is not None:
-        lock.release()
-    return lock is None
 
 
 @contextmanager
@@ -260,7 +246,7 @@ class StageRunner:
     def _reuse(self, digest: str) -> Finished | None:
         if self._is_forced():
             return None
-        result = find_result(self._context.workspace, digest)
+        result = claim_for_stage(self._context, self._stage.name, digest)
         if result is None:
             return None
         self._log(f"reused: made by {result.run or 'an earlier run'} in {result.seconds:.1f} s")

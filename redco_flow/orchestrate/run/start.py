@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -29,9 +30,12 @@ from redco_flow.records import open_no_link, write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.yaml import write_yaml
+from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
 from redco_flow.tracking.code_digest import changed_modules
-from redco_flow.tracking.locks import Lease, acquire, find_holder
+from redco_flow.tracking.deletions import forget_deletion, refuse_deleted
+from redco_flow.tracking.locks import Lease, acquire, exclusive, find_holder
+from redco_flow.tracking.references import read_references
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -113,6 +117,7 @@ def write_run(
             needs is missing, the run cannot be one ahead, or there is one of this id; nothing is
             written.
         WorkspaceError: the workspace's disk is full; nothing is written.
+        ArtifactError: an artifact that the pipeline names was deleted since it was planned.
     """
     check_run(resolved, profile, plan)
     refuse_full_disk(workspace.root)
@@ -145,6 +150,11 @@ def write_run(
         for name in _EQUAL_RECORDS:
             with suppress(OSError):  # not there, or a file system without hard links
                 _link_equal(like.path / name, run.path / name)
+    try:
+        _check_pinned(workspace, run)
+    except RedcoFlowError:
+        shutil.rmtree(run.path)
+        raise
     return run
 
 
@@ -161,6 +171,18 @@ def _link_equal(first: Path, path: Path) -> None:
         link = path.with_name(f".{path.name}.link")
         os.link(first, link)
         link.replace(path)
+
+
+def _check_pinned(workspace: Workspace, run: RunDirectory) -> None:
+    """Raise where an artifact that the pipeline names was deleted since it was planned.
+
+    From here on the run's records keep it (`tracking.garbage_collection`).
+    """
+    if pinned := read_references(run).pinned:
+        store = ArtifactStore(workspace)
+        with exclusive(workspace.artifacts_lock):
+            for artifact in filter(None, map(store.find, pinned)):
+                refuse_deleted(workspace, artifact)
 
 
 def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
@@ -383,6 +405,7 @@ def _version(run: RunDirectory) -> str:
 def _reopen(run: RunDirectory) -> None:
     """Forget the run's end now, so that a follower sees it run from here on."""
     run.clear_cancel()
+    forget_deletion(run)
     forgotten = {"state": State.PENDING, "exit_code": None, "message": "", "ended_at": None}
     run.write_state(run.read_state() | forgotten)
 

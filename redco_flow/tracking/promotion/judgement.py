@@ -12,6 +12,7 @@ from typing import Any
 from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
 from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.deletions import find_deletion, refuse_deleted
 from redco_flow.tracking.evaluations import (
     evaluations_of,
     scores_of,
@@ -38,6 +39,7 @@ def refuse_damage(workspace: Workspace, artifact: Artifact) -> None:
     Raises:
         ArtifactError: a byte is not what was published.
     """
+    refuse_deleted(workspace, artifact)
     if problems := ArtifactStore(workspace).verify(artifact.id):
         raise ArtifactError(
             f"{artifact.kind} {artifact.short_id} is damaged, and no alias was moved: "
@@ -162,6 +164,7 @@ class PromotionCandidate:
         """
         found = evaluations_of(self.workspace, checkpoint_id)
         fitting = [one for one in found if key in scores_of(one)]
+        fitting.sort(key=lambda one: find_deletion(one) is not None)  # deleted ones last
         if fitting:
             return fitting
         others = dict.fromkeys(name for one in found for name in scores_of(one))

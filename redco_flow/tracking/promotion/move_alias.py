@@ -17,7 +17,9 @@ from redco_flow.tracking.aliases import (
     EventKind,
 )
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.deletions import refuse_deleted
 from redco_flow.tracking.evaluations import evaluations_of, scores_of
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.mlflow_views import mirror_alias
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.promotion.judgement import PromotionCandidate, refuse_damage
@@ -73,7 +75,7 @@ def promote(workspace: Workspace, request: PromotionRequest) -> Alias:
             decision=request.decision,
         )
         try:
-            moved = store.move(request.name, event, after=present)
+            moved = _move(workspace, request.name, event, present)
         except AliasMoved:
             continue  # the checkpoint has to be better than what was promoted meanwhile
         return _mirrored(workspace, moved)
@@ -101,7 +103,18 @@ def roll_back(workspace: Workspace, alias: Alias, reason: str = "") -> Alias:
     target = ArtifactStore(workspace).get(alias.previous)
     refuse_damage(workspace, target)
     event = _event(workspace, "rolled_back", target, reason)
-    return _mirrored(workspace, AliasStore(workspace).move(alias.name, event, after=alias))
+    return _mirrored(workspace, _move(workspace, alias.name, event, alias))
+
+
+def _move(workspace: Workspace, name: AliasName, event: AliasEvent, after: Alias | None) -> Alias:
+    """Move the alias while nothing is deleted (`tracking.garbage_collection`).
+
+    Raises:
+        ArtifactError: the checkpoint was deleted meanwhile.
+    """
+    with exclusive(workspace.artifacts_lock):
+        refuse_deleted(workspace, ArtifactStore(workspace).get(event.checkpoint))
+        return AliasStore(workspace).move(name, event, after=after)
 
 
 def _mirrored(workspace: Workspace, moved: Alias) -> Alias:

@@ -1,0 +1,94 @@
+"""Records of deleted bytes: deleted.json beside an artifact's manifest, or in a run's directory.
+
+Manifests, results and records of runs stay, so lineage, states and metrics can still be read.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TypedDict
+
+from redco_flow.errors import ArtifactError
+from redco_flow.records import write_json
+from redco_flow.tracking.artifacts import Artifact
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import find_record, unless_damaged
+from redco_flow.tracking.workspace import Workspace, user_name
+
+_RECORD = "deleted.json"
+
+
+class DeletionRecord(TypedDict):
+    """deleted.json: when and by whose command."""
+
+    time: str
+    by: str
+    command: str
+
+
+def new_deletion(command: str) -> DeletionRecord:
+    """Return the record of a deletion now.
+
+    Args:
+        command: as a person typed it.
+    """
+    by = f"{user_name()}@{os.uname().nodename}"
+    return {"time": utc_now(), "by": by, "command": command}
+
+
+def find_deletion(artifact: Artifact) -> DeletionRecord | None:
+    """Return the record of the deletion of an artifact's files; None while they are there."""
+    return None if os.path.lexists(artifact.path) else _find(artifact.directory)
+
+
+def find_run_deletion(run: RunDirectory) -> DeletionRecord | None:
+    """Return the record of the deletion of what only this run used; None where it was not."""
+    return _find(run.path)
+
+
+def _find(folder: Path) -> DeletionRecord | None:
+    return unless_damaged(lambda: find_record(folder / _RECORD, DeletionRecord))
+
+
+def write_deletion(folder: Path, deletion: DeletionRecord) -> None:
+    """Write the record of a deletion into an artifact's or a run's directory.
+
+    Raises:
+        OSError: the disk is full or read-only; names the path.
+    """
+    write_json(folder / _RECORD, deletion)
+
+
+def forget_deletion(run: RunDirectory) -> None:
+    """Remove a run's record, for it runs again."""
+    (run.path / _RECORD).unlink(missing_ok=True)
+
+
+def deletion_text(deletion: DeletionRecord) -> str:
+    """Return a deletion in words: when, by whom, with which command."""
+    moment = deletion["time"][:16].replace("T", " ")
+    return f"deleted {moment} UTC by {deletion['by']} (`{deletion['command']}`)"
+
+
+def refuse_deleted(workspace: Workspace, artifact: Artifact) -> None:
+    """Raise where an artifact's files were deleted.
+
+    Raises:
+        ArtifactError: names the deletion, and the command that makes the artifact again.
+    """
+    if (deletion := find_deletion(artifact)) is not None:
+        raise ArtifactError(
+            f"{artifact.kind} {artifact.short_id} was {deletion_text(deletion)}. "
+            f"{_how_to_make(workspace, artifact)}"
+        )
+
+
+def _how_to_make(workspace: Workspace, artifact: Artifact) -> str:
+    run = RunDirectory(workspace.runs / str(artifact.produced_by.get("run", "")))
+    record = unless_damaged(lambda: run.record) or {}
+    if not (words := record.get("argv", [])[1:]):
+        return "A new run of its pipeline makes it again, with the same id."
+    return f"To make it again, with the same id: `{shlex.join(['redco-flow', *words])}`."
