@@ -170,7 +170,7 @@ def _is_old(
     if selection.keep_last is None and selection.older_than is None:
         return False
     is_ours = os.access(one.run.path, os.W_OK)  # in a shared workspace, of a group that may write
-    if not one.is_completed or one.run.id in needs.held or not is_ours:
+    if not one.has_ended or one.run.id in needs.held or not is_ours:
         return False
     if selection.older_than is not None:
         ended = str(one.run.read_state().get("ended_at") or one.run.record["created_at"])

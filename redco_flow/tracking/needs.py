@@ -100,7 +100,7 @@ class Needs:
         """Return how many completed runs of the pipeline are newer; a sweep counts once."""
         if not self._ranks:
             newest: dict[str, dict[str, int]] = {}
-            for other in (one for one in self.runs if one.is_completed):  # newest first
+            for other in (one for one in self.runs if one.has_ended):  # newest first
                 units = newest.setdefault(other.run.record["name"], {})
                 unit = other.run.record.get("sweep") or other.run.id
                 self._ranks[other.run.id] = units.setdefault(unit, len(units))
@@ -121,7 +121,7 @@ def find_needs(workspace: Workspace, chosen: Collection[str] = ()) -> Needs:
     is_gone = {one.run.id: not one.is_live and bool(find_run_deletion(one.run)) for one in runs}
     present = [one for one in runs if not is_gone[one.run.id]]
     deleted = [one for one in runs if is_gone[one.run.id]]
-    open_runs = (one.run.id for one in present if not one.is_completed)
+    open_runs = (one.run.id for one in present if not one.has_ended)
     held = {run: "it can be resumed" for run in open_runs if run not in chosen}
     held |= {one.run.id: "a process drives it" for one in present if one.is_live}
     held |= dict(_held_by_sweeps(workspace, runs, chosen, is_gone))
@@ -176,7 +176,7 @@ def _held_by_sweeps(
     is_gone: dict[str, bool],
 ) -> Iterator[tuple[str, str]]:
     """All runs of sweeps of which a point is not completed."""
-    completed = {one.run.id for one in runs if one.is_completed or is_gone[one.run.id]}
+    completed = {one.run.id for one in runs if one.has_ended or is_gone[one.run.id]}
     for path in sorted((workspace.root / "sweeps").glob("*/sweep.json")):
         sweep = SweepDirectory(path.parent)
         points = {point.run for point in sweep.points}

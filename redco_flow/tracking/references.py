@@ -23,6 +23,7 @@ class RunReferences:
     Args:
         is_live: another process drives it.
         is_completed: all of it is done, and no process drives it.
+        has_ended: it is completed, or its sweep has stopped it early: its age may release it.
         artifacts: ids of what its stages made or reuse.
         fingerprints: of its stages, as far as they are known.
         pinned: ids of artifacts that its pipeline names, also by an alias, and of attempts' inputs.
@@ -31,6 +32,7 @@ class RunReferences:
     run: RunDirectory
     is_live: bool
     is_completed: bool
+    has_ended: bool
     artifacts: frozenset[str]
     fingerprints: frozenset[str]
     pinned: frozenset[str]
@@ -48,6 +50,7 @@ def read_references(run: RunDirectory) -> RunReferences:
     stages: Mapping[str, Mapping[str, Any]] = state["stages"]
     planned: Mapping[str, Mapping[str, Any]] = plan.get("stages", plan)
     is_completed = state["state"] == State.COMPLETED and not is_live
+    is_stopped = state["state"] == State.STOPPED_EARLY and not is_live
     artifacts = {
         one for entry in stages.values() for one in (entry.get("artifacts") or {}).values()
     }
@@ -64,7 +67,7 @@ def read_references(run: RunDirectory) -> RunReferences:
         artifacts |= set(result.get("outputs", {}).values())
         fingerprints |= {call.get("fingerprint", ""), result.get("fingerprint", "")} - {""}
     ids = map(frozenset, (artifacts, fingerprints, pinned))
-    return RunReferences(run, is_live, is_completed, *ids)
+    return RunReferences(run, is_live, is_completed, is_completed or is_stopped, *ids)
 
 
 def _attempts(run: RunDirectory, stages: Mapping[str, Any]) -> Iterator[AttemptDirectory]:
