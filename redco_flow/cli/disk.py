@@ -18,6 +18,7 @@ from redco_flow.errors import UsageError, WorkspaceError
 from redco_flow.tracking.deletions import new_deletion
 from redco_flow.tracking.disk_usage import DiskSize, disk_usage
 from redco_flow.tracking.garbage_collection import Selection, Survey, delete, survey
+from redco_flow.tracking.lock_mechanism import RECORD
 from redco_flow.tracking.locks import acquire
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import find_sweep
@@ -33,12 +34,12 @@ def register(verbs: Verbs) -> None:
     )
     collect = verbs.add("gc", _collect)
     collect.add_argument(
-        "--keep-last", type=int, metavar="N", help="old: completed runs but a pipeline's last N"
+        "--keep-last", type=int, metavar="N", help="all completed runs of a pipeline but the last N"
     )
     collect.add_argument(
         "--older-than",
         metavar="TIME",
-        help="old: completed runs that ended so long ago, such as 30d; also caches unused since",
+        help="completed runs that ended longer ago, such as 30d; cache files not used since",
     )
     collect.add_argument(
         "--unreferenced", action="store_true", help="also what no run, alias or schedule needs"
@@ -51,7 +52,10 @@ def register(verbs: Verbs) -> None:
 
 
 def _workspace(options: argparse.Namespace) -> Workspace:
-    return Workspace(workspace_path(options).absolute())
+    workspace = Workspace(workspace_path(options).absolute())
+    if not any((workspace.root / name).is_file() for name in (RECORD, "sequence")):
+        raise UsageError(f"{workspace.root} is not a workspace; name its directory: -w DIRECTORY.")
+    return workspace
 
 
 def _du(options: argparse.Namespace) -> int:
@@ -92,7 +96,10 @@ def _named(workspace: Workspace, text: str) -> list[RunDirectory]:
     """The run, or the runs of the sweep, that a word names."""
     if (sweep := find_sweep(workspace, text)) is not None:
         return [run for run in sweep.runs if run.path.is_dir()]
-    return [find_run(workspace, text)]
+    run = find_run(workspace, text)
+    if not run.path.parent.samefile(workspace.runs):
+        raise UsageError(f"{run.path} is a run of another workspace than {workspace.root}.")
+    return [run]
 
 
 def _refuse_live_jobs(run: RunDirectory) -> None:

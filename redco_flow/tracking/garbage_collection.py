@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -43,6 +44,9 @@ SECONDS_IN_USE = 3600.0
 published, or written, before the run that refers to it."""
 
 WORK = "work directory"
+# Of work directories, of rows for `predict`, and in the trash: whatever else is there is not ours.
+_OWN_NAME = re.compile(r"[0-9a-f]{16}")
+_REMOVED_NAME = re.compile(r"\.[0-9a-f]{16}\..+")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -123,7 +127,8 @@ def survey(
     Raises:
         DamagedRecord: a run, alias, schedule or sweep has a damaged record, so that it is not known
             what is needed.
-        UsageError: a selected run, or something that only it has, is in use.
+        UsageError: a selected run, or something that only it has, is in use; or what would be
+            deleted is behind a symbolic link.
     """
     needs = find_needs(workspace, selection.runs)
     if selection.runs:
@@ -144,6 +149,7 @@ def survey(
         *logs,
         *artifacts,
     ]
+    _refuse_links(workspace, {one.path.parent for one in garbage})
     chosen = {one for run in released if run.run.id in selection.runs for one in run.artifacts}
     kept = {one: why for one in sorted(chosen) if (why := needs.why(one))}
     return Survey(tuple(released), tuple(garbage), kept)
@@ -180,6 +186,17 @@ def _is_old(
     return selection.keep_last is None or needs.rank(one) >= selection.keep_last
 
 
+def _refuse_links(workspace: Workspace, folders: Iterable[Path]) -> None:
+    """Raise where one of the folders is behind a link: what is there may be another workspace's."""
+    root = workspace.root.resolve()
+    for folder in folders:
+        if folder.resolve() != root / folder.relative_to(workspace.root):
+            raise UsageError(
+                f"{folder} is behind a symbolic link (its place is {folder.resolve()}), where "
+                f"nothing is deleted, for it may belong to another workspace. Nothing was changed."
+            )
+
+
 def _artifacts(
     workspace: Workspace,
     needs: Needs,
@@ -208,10 +225,12 @@ def _work(
     names = {fingerprint[:SHORT_DIGITS] for run in gone for fingerprint in run.fingerprints}
     runs = {run.run.id for run in gone}
     for path in sorted(workspace.work.glob("*")):
-        if not path.is_dir() or path.suffix == ".holders":
+        if not path.is_dir() or path.is_symlink():
             continue
-        if path.name[0] == ".":  # being removed, or left by a process that was killed
+        if _REMOVED_NAME.fullmatch(path.name):  # or left by a process that was killed
             is_garbage = selection.unreferenced and _is_unused(path, now)
+        elif not _OWN_NAME.fullmatch(path.name):
+            continue
         else:
             holder = _last_holder(path)
             is_chosen = selection.unreferenced or path.name in names or holder in runs
@@ -234,10 +253,12 @@ def _predict_files(
     selection: Selection,
     now: Callable[[], float],
 ) -> Iterator[Garbage]:
-    chosen = {Path(one.run.record.get("pipeline_path", "")).parent for one in gone}
+    # By name: a run may have been started through another path to the workspace.
+    chosen = {Path(one.run.record.get("pipeline_path", "")).parent.name for one in gone}
     for path in sorted(workspace.predict.glob("*")):
         is_unused = selection.unreferenced and _is_unused(path, now)
-        if (path in chosen or is_unused) and path not in needs.folders:
+        is_own = _OWN_NAME.fullmatch(path.name) is not None
+        if is_own and (path.name in chosen or is_unused) and path.name not in needs.folders:
             yield Garbage(path, "predict directory")
 
 
@@ -379,7 +400,9 @@ class _Trash:
 
     def empty(self) -> DiskSize:
         """Delete what is here, also what an earlier pass left; return what that frees."""
-        count, entries = InodeCount(), sorted(self._folder.glob("*"))
+        refuse_link(self._folder)
+        found = (one for one in self._folder.glob("*") if _OWN_NAME.fullmatch(one.name))
+        count, entries = InodeCount(), sorted(found)
         for path in entries:
             with suppress(PermissionError):  # noted below
                 count.add(path)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from redco_flow.errors import UsageError
 from redco_flow.records import list_directory
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -33,7 +34,7 @@ class Needs:
         deleted: of runs whose bytes were deleted: they need nothing.
         held: runs that are not released by their age: id to the reason.
         named: artifacts that aliases and schedules need: id to which.
-        folders: of rows that a `redco-flow predict` reads or will read when it is resumed.
+        folders: names of those with rows that a `redco-flow predict` reads or may read later.
     """
 
     workspace: Workspace
@@ -41,7 +42,7 @@ class Needs:
     deleted: list[RunReferences]
     held: dict[str, str]
     named: dict[str, str]
-    folders: set[Path] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
     _results: dict[str, StageResult] = field(default_factory=dict)
     _makers: dict[str, set[str]] = field(default_factory=dict)
     _used: dict[str, set[str]] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class Needs:
             if not one.is_completed:
                 self._open.add(one.run.id)
                 self._work |= {fingerprint[:SHORT_DIGITS] for fingerprint in one.fingerprints}
-                self.folders.add(Path(one.run.record.get("pipeline_path", "")).parent)
+                self.folders.add(Path(one.run.record.get("pipeline_path", "")).parent.name)
 
     def outputs_of(self, one: RunReferences) -> frozenset[str]:
         """Return the artifacts of a run; of an open one, those too that it is about to reuse."""
@@ -147,10 +148,15 @@ def _named_by_schedule(
 ) -> Iterator[tuple[str, str]]:
     """Artifacts that the pipeline names by id, and its latest results, which a firing reuses."""
     asked = schedule.read()
+    path = Path(asked.directory, asked.pipeline)
     try:
-        text = Path(asked.directory, asked.pipeline).read_text(encoding="utf-8", errors="replace")
-    except OSError:  # the schedule's next firing reports it
-        text = ""
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(
+            f"{path} of schedule {schedule.name} cannot be read ({error.strerror}), so it is not "
+            f"known which artifacts it needs. Make it readable, or delete the schedule: "
+            f"`redco-flow schedule rm {schedule.name}`. Nothing was changed."
+        ) from error
     ids = _ID.findall("\n".join([text, *asked.overrides]))
     for artifact in ArtifactStore(workspace).list() if ids else ():
         if any(artifact.id.startswith(one) for one in ids):

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from redco_flow.cli.main import run_command
 from redco_flow.errors import ArtifactError, DamagedRecord, UsageError
 from redco_flow.launch import work_lock
 from redco_flow.records import digest_file
 from redco_flow.tracking.aliases import AliasName
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.deletions import new_deletion, refuse_deleted
+from redco_flow.tracking.deletions import find_run_deletion, new_deletion, refuse_deleted
 from redco_flow.tracking.garbage_collection import SECONDS_IN_USE, Selection, delete, survey
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import utc_now
@@ -161,7 +162,9 @@ def _files(workspace):
 
 def _named_by_schedule(workspace, run):
     schedule = ScheduleDirectory.of(workspace, "nightly")
-    schedule.write(Schedule("nightly", "/nowhere/demo.yaml", "/nowhere"))
+    pipeline = workspace.root / "demo.yaml"
+    pipeline.write_text("name: demo")
+    schedule.write(Schedule("nightly", str(pipeline), str(workspace.root)))
     schedule.write_firing(Firing("1", utc_now(), FiringState.COMPLETED, run=run.id))
 
 
@@ -270,7 +273,8 @@ def test_a_worker_that_waits_gets_the_lock_of_the_new_work_directory(workspace):
 
 
 def test_files_of_predict_stay_as_long_as_a_run_can_be_resumed(workspace):
-    folders = {name: workspace.predict / name for name in ("stopped", "done", "left")}
+    digests = {"stopped": 16 * "a", "done": 16 * "b", "left": 16 * "c"}
+    folders = {name: workspace.predict / digest for name, digest in digests.items()}
     for folder in folders.values():
         folder.mkdir(parents=True)
         (folder / "rows.jsonl").write_text("{}")
@@ -279,10 +283,10 @@ def test_files_of_predict_stay_as_long_as_a_run_can_be_resumed(workspace):
         run_pipeline(workspace, name, stops=name == "stopped", pipeline_path=path)
 
     collect(workspace, UNREFERENCED)
-    assert sorted(p.name for p in workspace.predict.iterdir()) == ["done", "left", "stopped"]
+    assert {p.name for p in workspace.predict.iterdir()} == set(digests.values())
 
     collect(workspace, UNREFERENCED, later=2 * SECONDS_IN_USE)
-    assert [p.name for p in workspace.predict.iterdir()] == ["stopped"]
+    assert [p.name for p in workspace.predict.iterdir()] == [digests["stopped"]]
 
 
 def test_old_cache_files_and_digests_of_deleted_artifacts_go(workspace):
@@ -462,3 +466,55 @@ def _lost_work(workspace):
         if not (workspace.work_directory(digest) / "weights").exists()
         and hold_result(workspace, digest) is None
     ]
+
+
+def test_what_is_not_ours_stays_in_work_and_trash(workspace):
+    run_pipeline(workspace)
+    others = [workspace.root / name for name in ("work/thesis", "predict/model", "trash/photos")]
+    for folder in others:
+        folder.mkdir(parents=True)
+        (folder / "mine").write_text("")
+        os.utime(folder, (0, 0))
+
+    delete(workspace, EVERYTHING, new_deletion("gc"), now=lambda: time.time() + 2 * SECONDS_IN_USE)
+
+    assert all((folder / "mine").exists() for folder in others)
+
+
+@pytest.mark.parametrize("linked", ["work", "artifacts", "trash"])
+def test_nothing_is_deleted_behind_a_link(workspace, tmp_path, linked):
+    run = run_pipeline(workspace)
+    elsewhere, folder = tmp_path / "elsewhere", workspace.root / linked
+    folder.mkdir(exist_ok=True)
+    (folder / "0123456789abcdef").mkdir()
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+
+    with pytest.raises((UsageError, OSError), match="link"):
+        remove(workspace, run)
+
+    assert sorted(elsewhere.rglob("*")) == before
+    assert find_run_deletion(run) is None
+
+
+def test_a_schedule_whose_pipeline_cannot_be_read_stops_a_deletion(workspace, tmp_path):
+    run_pipeline(workspace)
+    schedule = Schedule("nightly", str(tmp_path / "gone.yaml"), str(tmp_path))
+    ScheduleDirectory.of(workspace, "nightly").write(schedule)
+
+    with pytest.raises(UsageError, match="not known which artifacts it needs"):
+        survey(workspace, EVERYTHING)
+
+
+def test_a_folder_that_is_no_workspace_and_a_run_of_another_one_are_refused(
+    workspace, tmp_path, capsys
+):
+    run = run_pipeline(Workspace.open(tmp_path / "other"))
+
+    for *words, said in (
+        ("gc", "--unreferenced", "-w", str(tmp_path), "is not a workspace"),
+        ("rm", str(run.path), "-w", str(workspace.root), "is a run of another workspace"),
+    ):
+        assert run_command(words) == 2
+        assert said in capsys.readouterr().err

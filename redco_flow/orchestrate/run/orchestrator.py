@@ -24,6 +24,7 @@ from redco_flow.orchestrate.run.driver import LEAVE_CANCELLED, Driver
 from redco_flow.orchestrate.run.sharing import Listener, notes_of
 from redco_flow.orchestrate.run.start import reopen_run
 from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.deletions import find_run_deletion
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -73,7 +74,7 @@ def _continue_left_behind(driver: Driver, notes: Path, first: RunDirectory) -> N
         if find_holder(run) is not None:
             continue
         try:
-            if not run.path.exists() or has_ended(run):
+            if not run.path.exists() or has_ended(run) or find_run_deletion(run):
                 note.unlink()
                 continue
             if not run.cancel_requested():  # else it is to be cancelled, by this process

@@ -153,7 +153,8 @@ def write_run(
     try:
         _check_pinned(workspace, run)
     except RedcoFlowError:
-        shutil.rmtree(run.path)
+        doomed = run.path.with_name(f".{run.id}.removed")  # half a run would be a damaged one
+        shutil.rmtree(run.path.rename(doomed))
         raise
     return run
 
