@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -106,7 +107,7 @@ def train_and_kill(bench, write_rows):
     given = {"id": dataset.id, "kind": dataset.kind, "path": str(dataset.path)}
     arguments = [json.dumps(SETTINGS), json.dumps({**given, "manifest": dict(dataset.manifest)})]
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": re.sub("--xla_force_host_platform_device_count=8", "", os.environ["XLA_FLAGS"]),
         "JAX_COMPILATION_CACHE_DIR": str(bench.root / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
