@@ -84,12 +84,11 @@ def test_the_gradients_of_a_layer_are_one_reduction_within_the_backward_pass(com
     assert len(re.findall(r" all-reduce\(", text)) <= 3
 
 
-# What attends by a ring, and what computes experts, says itself how it runs on shards.
+# What attends by a ring, and what computes experts, says itself how it runs on shards; a mixture's
+# other layers are LLaMA's.
 STEPS = {
     "data": (llama, {}),
-    "model": (llama, {"num_model_shards": 2}),
     "fsdp": (llama, {"num_fsdp_shards": 2}),
-    "context": (llama, {"num_context_shards": 2}),
     "experts and model": (mixtral, {"num_model_shards": 2}),
     "experts and context": (mixtral, {"num_context_shards": 2}),
 }

@@ -148,7 +148,7 @@ def test_a_model_computes_in_any_dtype_beside_a_base_of_any(dtype, base_dtype):
     def merged(factors):
         return total(lora.merge({**start, "lora": factors}), ids)
 
-    found, expected = (jax.value_and_grad(f)(start["lora"]) for f in (adapted, merged))
+    found, expected = (jax.jit(jax.value_and_grad(f))(start["lora"]) for f in (adapted, merged))
     tolerance = 1e-5 if dtype == "float32" else 0.05
     np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
     for one, two in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True):
@@ -278,9 +278,9 @@ def test_a_base_of_8_bits_is_off_by_half_a_step_at_most():
 
 def test_a_base_of_4_bits_has_qloras_levels_and_a_scale_for_each_block():
     lora, ids = plan(base_dtype="nf4"), collate(examples(2))["ids"]
-    start = lora.start(params(), jax.random.key(0))
+    start = jax.jit(lora.start)(params(), jax.random.key(0))
 
-    merged = lora.merge(start)
+    merged = jax.jit(lora.merge)(start)
 
     for path, inputs in (("qkv", 1), ("out", 2), ("up", 1), ("down", 1)):
         kept, exact = (np.asarray(p["layers"][path]) for p in (start["base"], params()))
@@ -293,7 +293,7 @@ def test_a_base_of_4_bits_has_qloras_levels_and_a_scale_for_each_block():
         nearest = np.abs(exact / largest - NF4_LEVELS[:, *[None] * exact.ndim]).argmin(axis=0)
         np.testing.assert_allclose(steps, NF4_LEVELS[nearest], atol=1e-6)
     np.testing.assert_allclose(
-        lora.adapt(logits)(start, ids), logits(merged, ids), rtol=1e-6, atol=1e-6
+        jax.jit(lora.adapt(logits))(start, ids), jax.jit(logits)(merged, ids), rtol=1e-6, atol=1e-6
     )
 
 

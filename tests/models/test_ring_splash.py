@@ -53,11 +53,8 @@ KINDS = {
     "padded on the left": Kind(config_of(), LEFT_PADDED),
     "bidirectional": Kind(config_of(is_causal=False), length=37),
     "over another, padded sequence": Kind(config_of(is_causal=False), PADDED[:, 5:28]),
-    "a window, balanced": Kind(window=7, is_balanced=True),
     "a bidirectional window": Kind(config_of(is_causal=False), window=7),
     "a window of a layer's own, balanced": Kind(window=jnp.asarray(13), is_balanced=True),
-    "capped scores": Kind(config_of(cap=1.5)),
-    "packed, balanced": Kind(segments=SEGMENTS, is_balanced=True),
     "packed, padded, a window, capped, balanced": Kind(
         config_of(1, cap=1.5), PADDED, SEGMENTS, 7, is_balanced=True
     ),

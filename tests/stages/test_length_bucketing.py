@@ -90,7 +90,7 @@ def test_rows_are_as_wide_as_their_longest_needs(tokenizer, family, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "gpt2", "mistral"])
+@pytest.mark.parametrize("family", ["t5", "mistral"])
 def test_likelihoods_are_those_of_one_width_and_each_width_is_compiled_once(tokenizer, family):
     """Engine case 45, of likelihoods."""
     recipe, examples = recipe_of(tokenizer, family), prompts(LENGTHS)
@@ -132,8 +132,9 @@ WAYS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "mistral"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("family", "way"), [("t5", "beams"), ("mistral", "greedy"), ("mistral", "sampled")]
+)
 def test_texts_are_those_of_one_width_token_for_token(tokenizer, family, way):
     recipe, examples = recipe_of(tokenizer, family), prompts(LENGTHS)
     drawn = jax.jit(recipe.init_params)(jax.random.key(0))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from example_scripts import assert_close, load_example, run_by_hand
+from example_scripts import load_example, run_by_hand
 
 pytest.importorskip("gymnasium", reason="install gymnasium")
 

@@ -106,8 +106,9 @@ def train_and_kill(bench, write_rows):
     dataset = bench.run(preprocess, {"data": data, **lengths})["dataset"]
     given = {"id": dataset.id, "kind": dataset.kind, "path": str(dataset.path)}
     arguments = [json.dumps(SETTINGS), json.dumps({**given, "manifest": dict(dataset.manifest)})]
+    one_device = re.sub("(device_count)=8", r"\1=1", os.environ["XLA_FLAGS"])
     environment = os.environ | {
-        "XLA_FLAGS": re.sub("--xla_force_host_platform_device_count=8", "", os.environ["XLA_FLAGS"]),
+        "XLA_FLAGS": one_device,
         "JAX_COMPILATION_CACHE_DIR": str(bench.root / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
