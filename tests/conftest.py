@@ -181,6 +181,7 @@ def run_ranks():
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": ":".join(filter(None, sys.path)),
             "JAX_PLATFORMS": "cpu",
+            "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices} {_CHEAP_COMPILING}",
         }
         arguments = [str(word) for word in (num_processes, port, *words)]
