@@ -207,7 +207,8 @@ def next_steps(view: dict[str, Any]) -> str:
         return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
     failed = [name for name, stage in view["stages"].items() if stage["state"] == State.FAILED]
     logs = "/".join([view["run"], *failed[:1]])
-    return f"next: redco-flow logs {logs} · redco-flow retry {view['run']}"
+    verb = "resume" if view["state"] == State.STOPPED_EARLY else "retry"
+    return f"next: redco-flow logs {logs} · redco-flow {verb} {view['run']}"
 
 
 def _example_metric(view: dict[str, Any]) -> str:

@@ -61,6 +61,7 @@ WantedBy=default.target
 
 
 _SECONDS_TO_ANSWER = 10.0
+_SECONDS_FOR_PYTHON_TO_CLOSE = 5.0
 _SECONDS_TO_DELETE = 120.0
 _SUMMARIES = {
     "add": "create a schedule, or replace the one of this name",
@@ -468,6 +469,10 @@ def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     serve(lambda line: print(utc_now(), line, flush=True), stop, limit)
+    # Threads of Prefect may wait for a server that is gone.
+    late = threading.Timer(_SECONDS_FOR_PYTHON_TO_CLOSE, os._exit, [0])
+    late.daemon = True
+    late.start()
     return 0
 
 

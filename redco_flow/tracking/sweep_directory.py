@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -188,8 +189,19 @@ class SweepDirectory:
         return list(read_record_lines(path, RungDecision)) if path.exists() else []
 
     def add_decision(self, decision: RungDecision) -> None:
-        """Record a decision; only the process that holds the sweep's lease may."""
-        append_json_line(self._decisions_path, asdict(decision))
+        """Record a decision; only the process that holds the sweep's lease may.
+
+        Raises:
+            OSError: the disk is full or read-only; names the path. The file is as it was.
+        """
+        path = self._decisions_path
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            append_json_line(path, asdict(decision))
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
 
     @property
     def _decisions_path(self) -> Path:
@@ -248,7 +260,11 @@ def find_early_stop(attempt: AttemptDirectory) -> RungDecision | None:
     sweep = run.record.get("sweep")
     if not sweep:
         return None
-    decisions = SweepDirectory(run.path.parents[1] / "sweeps" / sweep).read_decisions()
+    directory = SweepDirectory(run.path.parents[1] / "sweeps" / sweep)
+    settings = directory.record.get("early_stopping")
+    if not settings or attempt.whole.stage != settings["stage"]:
+        return None
+    decisions = directory.read_decisions()
     stops = (one for one in decisions if one.is_stopped and one.run == run.id)
     return next((one for one in stops if one.attempt == attempt.number), None)
 

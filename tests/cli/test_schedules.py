@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import time
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -153,6 +154,18 @@ def test_firings_that_no_thread_has_are_settled_by_their_records(settled):
     assert settled("Running", state="cancelled", ended=LATER).is_cancelled()
     assert settled("Running", state="completed", ended=LATER).is_completed()
     assert settled("Crashed", state="failed").is_failed()
+    assert settled("Running", run="failed").is_failed()
+    assert settled("Running", run="failed", retries=1).is_scheduled()
+    assert settled("Running", state="waiting", run="failed").is_scheduled()  # for its turn
+
+
+def test_damaged_records_of_a_firing_are_logged_once(settled):
+    log = []
+
+    assert settled("Running", run="failed", damage=True, log=log.append).is_running()
+
+    assert [line for line in log if "state.json" in line] == log
+    assert len(log) == 1
 
 
 def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served):
@@ -160,11 +173,13 @@ def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served)
     names = ("first", "second", "third")
     for name in names:
         served("schedule", "add", "weekly.yaml", "--name", name)
-    for name in names:
+    served("schedule", "add", "weekly.yaml", "--name", "lost")
+    for name in ("lost", *names):
         served("schedule", "run", name)
+    workspace = Workspace(served.folder / "redco-workspace")
+    ScheduleDirectory.of(workspace, "lost").remove()  # no machine takes its flow run
 
     served("serve", "--detach", "--limit", "1")
-    workspace = Workspace(served.folder / "redco-workspace")
     directories = [ScheduleDirectory.of(workspace, name) for name in names]
 
     def ended():
@@ -175,6 +190,7 @@ def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served)
     assert all(one.ended <= other.began for one, other in pairwise(firings))
     with client_of(connect()) as client:
         pool = client.read_work_pool(find_deployment("first", client).work_pool_name)
+        client.delete_deployment(find_deployment("lost", client).id)
     assert pool.name == f"redco-flow-{getpass.getuser()}"
     assert pool.concurrency_limit == 1
 
@@ -208,15 +224,28 @@ def settled(tmp_path, prefect_server):
     directory = directory_of(command)
     with client_of(connect()) as client:
         deployment = find_deployment("weekly", client)
-        flow_run = client.create_flow_run_from_deployment(deployment.id)
 
-        def settled(said, state="running", ended=None):
+        def settled(said, state="running", ended=None, run="", damage=False, retries=0, log=print):
+            flow_run = client.create_flow_run_from_deployment(
+                deployment.id, parameters={**deployment.parameters, "retries": retries}
+            )
             firing = Firing(str(flow_run.id), utc_now(), state, ended=ended or utc_now())
+            if run:
+                path = RunDirectory.create(Workspace(directory.path.parents[1]), "weekly")
+                path.write_state({"state": run, "stages": {}})
+                if damage:
+                    path.state_path.write_text("{")
+                firing = replace(firing, run=path.id, run_path=str(path.path))
             directory.write_firing(firing)
             time.sleep(0.01)  # records have milliseconds
             client.set_flow_run_state(flow_run.id, getattr(states, said)(), force=True)
-            FlowRuns(print).settle(client)
-            return client.read_flow_run(flow_run.id).state
+            flow_runs = FlowRuns(log)
+            flow_runs.settle(client)
+            found = client.read_flow_run(flow_run.id).state
+            flow_runs.settle(client)
+            client.delete_flow_run(flow_run.id)
+            directory.write_firing(replace(firing, state="cancelled", ended=utc_now()))
+            return found
 
         yield settled
     command("schedule", "rm", "weekly")

@@ -210,8 +210,13 @@ def test_a_firing_whose_process_was_killed_goes_on_with_the_run_that_it_began(we
     assert len(list(weeks.workspace.runs.iterdir())) == 1
 
 
-def test_a_pipeline_that_cannot_be_planned_fails_its_firing_and_says_why(weeks):
+def test_a_firing_that_cannot_begin_fails_and_says_why(weeks):
     weeks.bring(100)
+
+    nowhere = weeks.fire(folder=weeks.folder / "gone")
+
+    assert nowhere.state == "failed"
+    assert str(weeks.folder / "gone") in nowhere.reason
     (weeks.folder / "weekly.yaml").write_text(PIPELINE.replace("evaluate", "evalaute"))
 
     firing = weeks.fire()

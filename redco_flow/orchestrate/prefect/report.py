@@ -8,12 +8,14 @@ dead server would then stop the run. Every call here may fail without harm: Pref
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import http.client
 import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from uuid import UUID
@@ -371,5 +373,7 @@ def watch_for_cancelling(flow_run_id: UUID, on_cancel: Callable[[str], None]) ->
                         on_cancel("cancelled on its Prefect page")
                         return
 
-    threading.Thread(target=look, name="watch-for-cancelling", daemon=True).start()
+    # With the settings of the caller's context: the server may have moved since Prefect's import.
+    look_there = partial(contextvars.copy_context().run, look)
+    threading.Thread(target=look_there, name="watch-for-cancelling", daemon=True).start()
     return done

@@ -118,10 +118,13 @@ class Firer:
         try:
             if not firing.has_started_run:
                 firing = self._begin(firing)
-            elif is_retry:
+            elif is_retry or firing.state == FiringState.WAITING:  # for its turn to be retried
                 firing = self._begin_again(firing)
             return firing if firing.has_ended else self._follow(firing)
-        except RedcoFlowError as error:
+        except (RedcoFlowError, OSError) as error:
+            present = self._directory.find_firing(firing_id)
+            if isinstance(error, OSError) and present is not None and present.has_started_run:
+                raise  # the run may go on: its end is noted later
             failed = self._end(firing, FiringState.FAILED, str(error))
             if not failed.has_started_run:  # the run itself sends the notice of its end
                 self._tell(failed)
@@ -256,7 +259,7 @@ class Firer:
             self._log(f"run {run.id} failed; new attempts, {number} of {self._terms.retries}")
             self._continue("retry", run, "--failed")
         message = str(run.read_state().get("message") or "")
-        return self._end(firing, _ENDS[State(state)], message)
+        return self._end(firing, _end_of(state), message)
 
     def _wait_for_end(self, run: RunDirectory) -> str:
         num_resumes, seen = 0, time.monotonic()
@@ -320,18 +323,32 @@ def leave(directory: ScheduleDirectory, firing_id: str) -> None:
         directory.write_firing(end)
 
 
-def note_end_of(directory: ScheduleDirectory, firing: Firing) -> Firing | None:
+def note_end_of(directory: ScheduleDirectory, firing: Firing, retries: int = 0) -> Firing | None:
     """Note the end of a firing that no process has, where its run has ended.
 
+    Args:
+        retries: new attempts that the firing may be given.
+
     Returns:
-        The firing with its end; None where it has none yet.
+        The firing with its end; None where it has none yet, or is to be continued.
     """
-    if not firing.has_started_run:
+    if not firing.has_started_run or firing.state == FiringState.WAITING:
         return None
     state = RunDirectory(Path(firing.run_path)).read_state()["state"]
-    if state not in ENDED_RUN_STATES:
+    is_to_be_retried = state == State.FAILED and firing.num_retries < retries
+    if state not in ENDED_RUN_STATES or is_to_be_retried:
         return None
-    return directory.write_firing(replace(firing, state=_ENDS[State(state)], ended=utc_now()))
+    return directory.write_firing(replace(firing, state=_end_of(state), ended=utc_now()))
+
+
+def end_as_failed(directory: ScheduleDirectory, firing: Firing, reason: str) -> None:
+    """Note that a firing which no thread has started no run."""
+    failed = replace(firing, state=FiringState.FAILED, reason=reason, ended=utc_now())
+    directory.write_firing(failed)
+
+
+def _end_of(state: str) -> FiringState:
+    return _ENDS.get(State(state), FiringState.CANCELLED)
 
 
 def _cancel(firing: Firing, reason: str) -> None:

@@ -6,12 +6,16 @@ on the server, one that was cancelled on its page ends its run, any other is sch
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate.prefect.api import PrefectApi
 from redco_flow.orchestrate.recurring.deployments import (
     MAX_FIRINGS,
@@ -20,9 +24,10 @@ from redco_flow.orchestrate.recurring.deployments import (
     deployments,
     switch_off_refused,
 )
-from redco_flow.orchestrate.recurring.firing import leave, note_end_of
+from redco_flow.orchestrate.recurring.firing import end_as_failed, leave, note_end_of
 from redco_flow.orchestrate.recurring.silence import watch_only_while
 from redco_flow.orchestrate.run.stopping import Log
+from redco_flow.spec.find import find_file
 from redco_flow.tracking.schedules import Firing, ScheduleDirectory
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -39,6 +44,14 @@ _SECONDS_TO_BEGIN = 60.0  # from a flow run's being taken on another machine to 
 _MOST_BEGINNINGS = 20
 
 
+@dataclass(frozen=True)
+class _Thread:
+    """A flow run's thread, and the server that it reports to."""
+
+    thread: threading.Thread
+    url: str
+
+
 class FlowRuns:
     """The flow runs that this process has, each in a thread.
 
@@ -50,62 +63,101 @@ class FlowRuns:
     def __init__(self, log: Log, limit: int = MAX_FIRINGS) -> None:
         self._log = log
         self._limit = limit
-        self._threads: dict[str, threading.Thread] = {}
+        self._threads: dict[str, _Thread] = {}
+        self._said: set[str] = set()
 
     def attend(self, client: SyncPrefectClient, api: PrefectApi) -> None:
         """Settle what no thread has, then begin what is due."""
         interval = SECONDS_BETWEEN_LOOKS
         client.send_worker_heartbeat(POOL, _own_name(), heartbeat_interval_seconds=interval)
-        own = self.settle(client)
-        due = client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=datetime.now(UTC))
-        for flow_run in [one.flow_run for one in due]:
-            if self._has(str(flow_run.id)):
-                continue  # it ends just now
-            if len(self._threads) >= self._limit:
-                break
+        own = self.settle(client, api.url)
+        room = self._limit - len(self._threads)
+        for flow_run in _due(list(own), client, room) if own and room > 0 else ():
             deployment = own.get(flow_run.deployment_id)
-            if deployment is not None and _take(flow_run, client):
+            if deployment is None or self._has(str(flow_run.id)):  # its thread is about to end
+                continue
+            if _take(flow_run, client):
                 self._begin(client.read_flow_run(flow_run.id), str(deployment.entrypoint), api)
 
-    def settle(self, client: SyncPrefectClient) -> dict[UUID | None, DeploymentResponse]:
+    def settle(
+        self, client: SyncPrefectClient, url: str = ""
+    ) -> dict[UUID | None, DeploymentResponse]:
         """End or reschedule every firing that no thread has.
+
+        Args:
+            url: of the API; the end of a thread that reports to another one is not waited for.
 
         Returns:
             this machine's deployments, by id.
         """
-        self._threads = {key: one for key, one in self._threads.items() if one.is_alive()}
+        self._threads = {key: one for key, one in self._threads.items() if one.thread.is_alive()}
         is_shared = _has_other_machines(client)
         own: dict[UUID | None, DeploymentResponse] = {}
         for deployment in deployments(client):
-            workspace = Workspace(Path(str(deployment.parameters.get("workspace"))))
-            directory = ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
-            if not (directory.path / "schedule.json").exists():
-                continue  # of another machine, or its workspace was deleted
-            own[deployment.id] = deployment
-            problems = switch_off_refused(deployment, client)
-            for problem in problems:
-                self._log(f"warning: {problem}")
-            num_active = sum(bool(one.active) for one in deployment.schedules) - len(problems)
-            fires = not deployment.paused and num_active > 0
-            watch_only_while(directory.name, client, fires=fires)
-            flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
-            for key, flow_run in flow_runs.items():
-                if not self._has(key):
-                    self._settle(directory, flow_run, client, is_shared=is_shared)
-            for firing in directory.firings():
-                if firing.id not in flow_runs and not firing.has_ended:
-                    self._note_end(directory, firing)
+            # One schedule whose records are damaged must not keep the others from firing.
+            with self._said_once(f"schedule '{deployment.name}'"):
+                directory = _directory_of(deployment)
+                if not (directory.path / "schedule.json").exists():
+                    continue  # of another machine, or its workspace was deleted
+                own[deployment.id] = deployment
+                self._settle_deployment(directory, deployment, client, url, is_shared=is_shared)
         return own
 
+    def _settle_deployment(
+        self,
+        directory: ScheduleDirectory,
+        deployment: DeploymentResponse,
+        client: SyncPrefectClient,
+        url: str,
+        *,
+        is_shared: bool,
+    ) -> None:
+        problems = switch_off_refused(deployment, client)
+        for problem in problems:
+            self._log(f"warning: {problem}")
+        num_active = sum(bool(one.active) for one in deployment.schedules) - len(problems)
+        fires = not deployment.paused and num_active > 0
+        watch_only_while(directory.name, client, fires=fires)
+        firings = {one.id: one for one in directory.firings()}
+        flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
+        for key, flow_run in flow_runs.items():
+            has_ended = key in firings and firings[key].has_ended
+            if has_ended and key in self._threads and self._threads[key].url != url:
+                del self._threads[key]  # what it reports to is gone
+            if not self._has(key):
+                with self._said_once(f"firing {key} of schedule '{directory.name}'"):
+                    self._settle(directory, flow_run, client, is_shared=is_shared)
+        for firing in firings.values():
+            if firing.id not in flow_runs and not firing.has_ended:
+                with self._said_once(f"firing {firing.id} of schedule '{directory.name}'"):
+                    self._note_end(directory, firing)
+
+    @contextlib.contextmanager
+    def _said_once(self, what: str) -> Iterator[None]:
+        """Log an error, once, and go on; one of the server's ends this look."""
+        try:
+            yield
+        except (RedcoFlowError, OSError) as error:
+            if (line := f"warning: {what}: {error}") not in self._said:
+                self._said.add(line)
+                self._log(line)
+
     def _has(self, flow_run: str) -> bool:
-        return flow_run in self._threads and self._threads[flow_run].is_alive()
+        return flow_run in self._threads and self._threads[flow_run].thread.is_alive()
 
     def _is_at_work(self, firing: Firing) -> bool:
         """Whether a thread here, or a process of another machine, brings it to its end."""
         return self._has(firing.id) or (firing.is_held and not firing.is_of_this_process)
 
-    def _note_end(self, directory: ScheduleDirectory, firing: Firing) -> Firing | None:
-        return None if self._is_at_work(firing) else note_end_of(directory, firing)
+    def _note_end(self, directory: ScheduleDirectory, firing: Firing) -> None:
+        """End a firing whose flow run is closed: its thread ended by an error."""
+        present = directory.find_firing(firing.id)
+        if present is None or present.has_ended or self._is_at_work(present):
+            return
+        if present.has_started_run:
+            note_end_of(directory, present)
+        elif present.is_of_this_process:
+            end_as_failed(directory, present, "it was interrupted before it started a run")
 
     def _settle(
         self,
@@ -116,6 +168,7 @@ class FlowRuns:
         is_shared: bool,
     ) -> None:
         firing = unless_damaged(lambda: directory.find_firing(str(flow_run.id)))
+        retries = int(flow_run.parameters.get("retries") or 0)
         if firing is not None and not firing.has_ended and self._is_at_work(firing):
             return
         state = client.read_flow_run(flow_run.id).state
@@ -127,7 +180,7 @@ class FlowRuns:
         elif (
             firing is not None
             and not _is_retry(state, firing)
-            and (ended := firing if firing.has_ended else note_end_of(directory, firing))
+            and (ended := firing if firing.has_ended else note_end_of(directory, firing, retries))
         ):
             _tell_end(flow_run, ended, client)
         elif not is_shared or _age_of(state) > _SECONDS_TO_BEGIN:
@@ -140,7 +193,9 @@ class FlowRuns:
             state: State[Any] = Crashed(message=f"it was interrupted {flow_run.run_count} times.")
         else:
             self._log(f"firing {flow_run.id} of {flow_run.expected_start_time} is continued")
-            state = Scheduled(message="it was interrupted; it is continued")
+            # Before those that became due meanwhile: it may have a run at work.
+            due = flow_run.expected_start_time
+            state = Scheduled(scheduled_time=due, message="it was interrupted; it is continued")
         client.set_flow_run_state(flow_run.id, state, force=True)
 
     def _begin(self, flow_run: FlowRun, entrypoint: str, api: PrefectApi) -> None:
@@ -148,19 +203,71 @@ class FlowRuns:
 
         def run() -> None:
             from prefect.flow_engine import run_flow
-            from prefect.flows import load_flow_from_entrypoint
 
             try:
                 with api_settings(api):
-                    flow: Any = load_flow_from_entrypoint(entrypoint)
+                    if (flow := self._load(flow_run, entrypoint)) is None:
+                        return
                     given = flow_run.parameters
                     run_flow(flow, flow_run=flow_run, parameters=given, return_type="state")
             except BaseException as error:  # noqa: BLE001 (the others go on)
                 self._log(f"warning: firing {flow_run.id} was interrupted: {error!r}")
 
         thread = threading.Thread(target=run, name=f"firing {flow_run.id}", daemon=True)
-        self._threads[str(flow_run.id)] = thread
+        self._threads[str(flow_run.id)] = _Thread(thread, api.url)
         thread.start()
+
+    def _load(self, flow_run: FlowRun, entrypoint: str) -> Any:
+        """Return the deployment's flow; None where it cannot be loaded: its page says why."""
+        from prefect.client.orchestration import get_client
+        from prefect.flows import load_flow_from_entrypoint
+        from prefect.states import Failed
+
+        file, _, name = entrypoint.rpartition(":")
+        if not Path(file).exists():  # of an environment that was moved
+            entrypoint = f"{find_file('flows', 'flows/recurring.py').absolute()}:{name}"
+        try:
+            return load_flow_from_entrypoint(entrypoint)
+        except Exception as error:  # noqa: BLE001 (the user's own file may raise anything)
+            message = f"the flow {entrypoint} cannot be loaded: {error!r}"
+            self._log(f"warning: firing {flow_run.id}: {message}")
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(flow_run.id, Failed(message=message), force=True)
+            return None
+
+
+def _directory_of(deployment: DeploymentResponse) -> ScheduleDirectory:
+    workspace = Workspace(Path(str(deployment.parameters.get("workspace"))))
+    return ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
+
+
+def _due(own: list[Any], client: SyncPrefectClient, limit: int) -> list[FlowRun]:
+    """Return flow runs of these deployments that are due, the oldest first.
+
+    The server's query for workers counts the pool's free places, which flow runs that no machine
+    takes would fill.
+    """
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterId,
+        FlowRunFilter,
+        FlowRunFilterNextScheduledStartTime,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    due = FlowRunFilterNextScheduledStartTime(before_=datetime.now(UTC))
+    scheduled = FlowRunFilterStateType(any_=[StateType.SCHEDULED])
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=scheduled), next_scheduled_start_time=due
+        ),
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=own)),
+        sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC,
+        limit=limit,
+    )
 
 
 def _take(flow_run: FlowRun, client: SyncPrefectClient) -> bool:

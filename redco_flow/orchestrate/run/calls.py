@@ -87,7 +87,7 @@ def _call(
         stage=stage.name,
         kind=stage.kind,
         attempt=0,
-        config=stage.config.model_dump(mode="json"),
+        config=stage.config.model_dump(mode="json", exclude={"runs_on"}),
         inputs=inputs,
         fingerprint=fingerprint,
         ingredients=ingredients,

@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class EarlyStopping:
         self._decisions = sweep.read_decisions()
         self._stops = {one.run: one for one in self._decisions if one.is_stopped}
         self._watched: list[RunDirectory] = []
+        self._found: list[Measurement] = []
         self._offsets: dict[tuple[str, Path], int] = {}
         self._asked: set[AttemptDirectory] = set()
         self._not_before = dict.fromkeys(self._stops, time.monotonic() + _SECONDS_TO_STOP)
@@ -61,9 +63,14 @@ class EarlyStopping:
     def look(self) -> None:
         """Read what was logged since the last call, decide, and cancel the jobs to be stopped."""
         ended = [run for run in self._watched if has_ended(run)]
-        found = [one for run in self._watched for one in self._measurements(run)]
-        for decision in decide(self._halving, found, list(self._decisions)):
-            self._record(decision)
+        self._found += [one for run in self._watched for one in self._measurements(run)]
+        try:
+            for decision in decide(self._halving, self._found, list(self._decisions)):
+                self._record(decision)
+        except OSError as error:  # of a full disk: what was found is judged at the next look
+            self._log(f"{error.filename} cannot be written, trying again: {error.strerror}")
+            return
+        self._found.clear()
         self._watched = [run for run in self._watched if run not in ended]
         now = time.monotonic()
         for run in self._watched:
@@ -90,7 +97,8 @@ class EarlyStopping:
             if run.attempt(self._halving.stage, stop.attempt).cause is Cause.CANCELLED:
                 return  # a user continues it
             # The attempt failed before it could be stopped, and was tried again.
-            self._record(replace(stop, attempt=attempt.number))
+            with suppress(OSError):  # tried again at the next look
+                self._record(replace(stop, attempt=attempt.number))
         if (job := attempt.read_job()) is not None:
             reattach(job).cancel(check=False)
             self._asked.add(attempt)
@@ -152,4 +160,6 @@ def _find(record: Mapping[str, Any], metric: str) -> tuple[float | None] | None:
         return None
     value = values[key]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (float(value) if is_number and math.isfinite(value) else None,)
+    with suppress(OverflowError):
+        return (float(value) if is_number and math.isfinite(value) else None,)
+    return (None,)

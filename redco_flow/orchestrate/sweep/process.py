@@ -66,7 +66,7 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
     waiting = [run for run in left if run not in elsewhere]
     early = EarlyStopping(sweep, _log) if sweep.record.get("early_stopping") else None
     if early is not None:
-        for run in set(sweep.runs) - set(left):
+        for run in {*sweep.runs} - {*waiting}:
             early.watch(run)
     stopped = {run.id for run in waiting if early is not None and early.has_stopped(run)}
     to_submit = [run for run in waiting if run.id not in stopped]

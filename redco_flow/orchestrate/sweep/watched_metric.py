@@ -61,7 +61,8 @@ def read_early_stopping(
         )
     if declared is not None and mode not in (None, declared):
         raise UsageError(
-            f"{_OPTION} {text}: of it the {declared} is best; leave out --mode {mode}."
+            f"{_OPTION} {text}: {'less' if declared == 'min' else 'more'} of it is better; leave "
+            f"out --mode {mode}."
         )
     _refuse_shared(stage, pipelines, workspace)
     better: Mode = "max" if (mode or declared) == "max" else "min"
