@@ -275,9 +275,9 @@ def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: boo
         if offer(run, name, {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}):
             return
     except RedcoFlowError:
-        if find_holder(run) is None:
+        if not _is_begun_by_another(run):
             raise
-        return  # a process that continues all of a killed one's runs was faster
+        return
     options = ["--leave-cancelled"] * leave_cancelled + ["--judge-ended"] * judges_ended
     start_process(
         run,
@@ -287,6 +287,19 @@ def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: boo
         # A run of reused stages may be over before we look.
         is_over=lambda: run.read_state()["state"] in ENDED_RUN_STATES,
     )
+
+
+def _is_begun_by_another(run: RunDirectory) -> bool:
+    """Whether a process that continues all of a killed one's runs has been faster.
+
+    It takes a run's lease twice: to reopen the run, and then to drive it.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_CLOSE
+    while find_holder(run) is None and run.read_state()["state"] not in ENDED_RUN_STATES:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def start_process(
