@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -133,22 +133,14 @@ def survey(
     needs = find_needs(workspace, selection.runs)
     if selection.runs:
         _refuse_needed(needs, selection.runs)
+    moment = now()
     released = [
         one
         for one in needs.runs
-        if one.run.id in selection.runs or _is_old(one, needs, selection, now)
+        if one.run.id in selection.runs or _is_old(one, needs, selection, moment)
     ]
     needs.release(released)
-    gone = [*released, *needs.deleted]
-    artifacts = list(_artifacts(workspace, needs, gone, selection, now))
-    logs = (Garbage(path, "log directory") for one in gone for path in log_directories(one.run))
-    garbage = [
-        *_work(workspace, needs, gone, selection, now),
-        *_predict_files(workspace, needs, gone, selection, now),
-        *_cache_files(workspace, artifacts, selection, now),
-        *logs,
-        *artifacts,
-    ]
+    garbage = list(_Search(needs, [*released, *needs.deleted], selection, moment).garbage())
     _refuse_links(workspace, {one.path.parent for one in garbage})
     chosen = {one for run in released if run.run.id in selection.runs for one in run.artifacts}
     kept = {one: why for one in sorted(chosen) if (why := needs.why(one))}
@@ -169,9 +161,7 @@ def _refuse_needed(needs: Needs, runs: frozenset[str]) -> None:
                 )
 
 
-def _is_old(
-    one: RunReferences, needs: Needs, selection: Selection, now: Callable[[], float]
-) -> bool:
+def _is_old(one: RunReferences, needs: Needs, selection: Selection, now: float) -> bool:
     """Tell whether --keep-last and --older-than release a run."""
     if selection.keep_last is None and selection.older_than is None:
         return False
@@ -180,7 +170,7 @@ def _is_old(
         return False
     if selection.older_than is not None:
         ended = str(one.run.read_state().get("ended_at") or one.run.record["created_at"])
-        age = datetime.fromtimestamp(now(), UTC) - datetime.fromisoformat(ended)
+        age = datetime.fromtimestamp(now, UTC) - datetime.fromisoformat(ended)
         if age <= selection.older_than:
             return False
     return selection.keep_last is None or needs.rank(one) >= selection.keep_last
@@ -197,46 +187,91 @@ def _refuse_links(workspace: Workspace, folders: Iterable[Path]) -> None:
             )
 
 
-def _artifacts(
-    workspace: Workspace,
-    needs: Needs,
-    gone: Iterable[RunReferences],
-    selection: Selection,
-    now: Callable[[], float],
-) -> Iterator[Garbage]:
-    ids = {one for run in gone for one in needs.outputs_of(run)}
-    for artifact in ArtifactStore(workspace).list():
-        if needs.why(artifact.id) or not os.path.lexists(artifact.path):
-            continue
-        is_unused = selection.unreferenced and _is_unused(artifact.directory, now)
-        if artifact.id in ids or is_unused:
-            made_by = str(artifact.produced_by.get("fingerprint", ""))
-            fingerprints = needs.fingerprints_of(artifact.id) | ({made_by} - {""})
-            yield Garbage(artifact.path, f"{artifact.kind} artifact", artifact, fingerprints)
+@dataclass(frozen=True)
+class _Search:
+    """Where garbage is looked for.
 
+    Args:
+        needs: without those of `gone`.
+        gone: runs that are released, or were deleted before.
+        now: seconds since 1970.
+    """
 
-def _work(
-    workspace: Workspace,
-    needs: Needs,
-    gone: Iterable[RunReferences],
-    selection: Selection,
-    now: Callable[[], float],
-) -> Iterator[Garbage]:
-    names = {fingerprint[:SHORT_DIGITS] for run in gone for fingerprint in run.fingerprints}
-    runs = {run.run.id for run in gone}
-    for path in sorted(workspace.work.glob("*")):
-        if not path.is_dir() or path.is_symlink():
-            continue
-        if _REMOVED_NAME.fullmatch(path.name):  # or left by a process that was killed
-            is_garbage = selection.unreferenced and _is_unused(path, now)
-        elif not _OWN_NAME.fullmatch(path.name):
-            continue
-        else:
-            holder = _last_holder(path)
-            is_chosen = selection.unreferenced or path.name in names or holder in runs
-            is_garbage = is_chosen and not needs.needs_work(path.name, holder)
-        if is_garbage:
-            yield Garbage(path, WORK)
+    needs: Needs
+    gone: Sequence[RunReferences]
+    selection: Selection
+    now: float
+
+    def garbage(self) -> Iterator[Garbage]:
+        """Yield it; artifacts last."""
+        artifacts = list(self._artifacts())
+        yield from self._work()
+        yield from self._predict_files()
+        yield from self._cache_files(artifacts)
+        for one in self.gone:
+            yield from (Garbage(path, "log directory") for path in log_directories(one.run))
+        yield from artifacts
+
+    @property
+    def _workspace(self) -> Workspace:
+        return self.needs.workspace
+
+    def _artifacts(self) -> Iterator[Garbage]:
+        ids = {one for run in self.gone for one in self.needs.outputs_of(run)}
+        for artifact in ArtifactStore(self._workspace).list():
+            if self.needs.why(artifact.id) or not os.path.lexists(artifact.path):
+                continue
+            if artifact.id in ids or self._is_unused(artifact.directory):
+                made_by = str(artifact.produced_by.get("fingerprint", ""))
+                fingerprints = self.needs.fingerprints_of(artifact.id) | ({made_by} - {""})
+                yield Garbage(artifact.path, f"{artifact.kind} artifact", artifact, fingerprints)
+
+    def _work(self) -> Iterator[Garbage]:
+        names = {one[:SHORT_DIGITS] for run in self.gone for one in run.fingerprints}
+        runs = {run.run.id for run in self.gone}
+        for path in sorted(self._workspace.work.glob("*")):
+            if not path.is_dir() or path.is_symlink():
+                continue
+            if _REMOVED_NAME.fullmatch(path.name):  # or left by a process that was killed
+                is_garbage = self._is_unused(path)
+            elif not _OWN_NAME.fullmatch(path.name):
+                continue
+            else:
+                holder = _last_holder(path)
+                is_chosen = self.selection.unreferenced or path.name in names or holder in runs
+                is_garbage = is_chosen and not self.needs.needs_work(path.name, holder)
+            if is_garbage:
+                yield Garbage(path, WORK)
+
+    def _predict_files(self) -> Iterator[Garbage]:
+        # By name: a run may have been started through another path to the workspace.
+        chosen = {Path(one.run.record.get("pipeline_path", "")).parent.name for one in self.gone}
+        for path in sorted(self._workspace.predict.glob("*")):
+            if not _OWN_NAME.fullmatch(path.name) or path.name in self.needs.folders:
+                continue
+            if path.name in chosen or self._is_unused(path):
+                yield Garbage(path, "predict directory")
+
+    def _cache_files(self, artifacts: Iterable[Garbage]) -> Iterator[Garbage]:
+        """Yield digests of artifacts that are gone, and files that were not used for long."""
+        gone = {one.artifact.id for one in artifacts if one.artifact}
+        digests, store = self._workspace.cache / "artifacts", ArtifactStore(self._workspace)
+        older_than = self.selection.older_than
+        for path in sorted(self._workspace.cache.rglob("*")):
+            if not path.is_file() or path.name[0] == "." or path.parent.suffix == ".holders":
+                continue
+            is_garbage = path.parent == digests and path.stem in gone
+            if self.selection.unreferenced and path.parent == digests:
+                found = store.find(path.stem)
+                is_garbage |= found is None or find_deletion(found) is not None
+            if older_than is not None:
+                is_garbage |= _age(path, self.now) > older_than.total_seconds()
+            if is_garbage:
+                yield Garbage(path, "cache file")
+
+    def _is_unused(self, path: Path) -> bool:
+        """Whether the selection takes what no run refers to, and this was not used lately."""
+        return self.selection.unreferenced and _age(path, self.now) > SECONDS_IN_USE
 
 
 def _last_holder(work_directory: Path) -> str:
@@ -246,55 +281,13 @@ def _last_holder(work_directory: Path) -> str:
     return ""
 
 
-def _predict_files(
-    workspace: Workspace,
-    needs: Needs,
-    gone: Iterable[RunReferences],
-    selection: Selection,
-    now: Callable[[], float],
-) -> Iterator[Garbage]:
-    # By name: a run may have been started through another path to the workspace.
-    chosen = {Path(one.run.record.get("pipeline_path", "")).parent.name for one in gone}
-    for path in sorted(workspace.predict.glob("*")):
-        is_unused = selection.unreferenced and _is_unused(path, now)
-        is_own = _OWN_NAME.fullmatch(path.name) is not None
-        if is_own and (path.name in chosen or is_unused) and path.name not in needs.folders:
-            yield Garbage(path, "predict directory")
-
-
-def _cache_files(
-    workspace: Workspace,
-    artifacts: Iterable[Garbage],
-    selection: Selection,
-    now: Callable[[], float],
-) -> Iterator[Garbage]:
-    """Digests of artifacts that are gone, and files that were not used for long."""
-    gone = {one.artifact.id for one in artifacts if one.artifact}
-    digests, store = workspace.cache / "artifacts", ArtifactStore(workspace)
-    for path in sorted(workspace.cache.rglob("*")):
-        if not path.is_file() or path.name[0] == "." or path.parent.suffix == ".holders":
-            continue
-        is_garbage = path.parent == digests and path.stem in gone
-        if selection.unreferenced and path.parent == digests:
-            found = store.find(path.stem)
-            is_garbage |= found is None or find_deletion(found) is not None
-        if selection.older_than is not None:
-            is_garbage |= _age(path, now) > selection.older_than.total_seconds()
-        if is_garbage:
-            yield Garbage(path, "cache file")
-
-
-def _is_unused(path: Path, now: Callable[[], float]) -> bool:
-    return _age(path, now) > SECONDS_IN_USE
-
-
-def _age(path: Path, now: Callable[[], float]) -> float:
+def _age(path: Path, now: float) -> float:
     try:
         status = path.lstat()
     except FileNotFoundError:
         return 0.0
     is_file = path.is_file()  # the time of access of a directory is that of its last listing
-    return now() - max(status.st_mtime, status.st_atime if is_file else 0.0)
+    return now - max(status.st_mtime, status.st_atime if is_file else 0.0)
 
 
 def delete(
