@@ -89,7 +89,7 @@ def submit_secret(submit):
 
 @pytest.fixture
 def time_limit():
-    """A minute is the shortest time that Slurm gives; its warning comes once the worker is there."""
+    """A minute, the shortest time that Slurm gives; the warning comes once the worker is there."""
     resources = JobResources(walltime_minutes=1)
     return {"resources": resources, "settings": {"warning_seconds": 30}, "grace_seconds": 20}
 
