@@ -99,6 +99,7 @@ def test_a_schedule_that_fires_by_itself_is_seen_and_paused_on_its_page(schedule
         lambda: switch_off(ui, often),
     )
     ended = wait_for(lambda: all_ended(schedules, "often", least=2), MOST_SECONDS)
+    ui.get_by_text("Ready", exact=True).wait_for()  # of the deployment: something serves it
     for firing in ended[:2]:  # their names now say what came of them
         named = ui.locator(f"a[href$='{firing.id}']", has_text=firing.told.partition(":")[0])
         named.wait_for()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_BEGIN = 60.0  # from a flow run's being taken on another machine to its record
 _MOST_BEGINNINGS = 20
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class FlowRuns:
         """Settle what no thread has, then begin what is due."""
         interval = SECONDS_BETWEEN_LOOKS
         client.send_worker_heartbeat(POOL, _own_name(), heartbeat_interval_seconds=interval)
+        # What a worker asks: by that the server shows pool and deployments as ready.
+        client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=_LONG_AGO)
         own = self.settle(client, api.url)
         room = self._limit - len(self._threads)
         for flow_run in _due(list(own), client, room) if own and room > 0 else ():
