@@ -182,7 +182,7 @@ def test_cancelling_an_array_ends_running_and_waiting_tasks_and_leaves_nothing(
     job.cancel()
 
     assert job.state == "CANCELLED"
-    assert slurm.jobs() == {}
+    slurm.wait_for("the queue is empty", lambda: not slurm.jobs())
     wait_until(lambda: processes_of(job.attempt) == [])
     assert not (tmp_path / "starts-2").exists()
     with pytest.raises(RunCancelled):

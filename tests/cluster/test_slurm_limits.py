@@ -120,7 +120,7 @@ def test_all_arrays_of_a_stage_are_found_again_and_cancelled(slurm, submit, tmp_
 
     assert len(job.job_id.split(",")) == 2
     assert job.state == "CANCELLED"
-    assert slurm.jobs() == {}
+    slurm.wait_for("the queue is empty", lambda: not slurm.jobs())
 
 
 def test_another_launcher_submits_the_arrays_that_one_left(

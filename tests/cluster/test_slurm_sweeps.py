@@ -266,7 +266,7 @@ def test_a_failed_point_is_tried_again_alone_a_preempted_one_goes_on_a_cancelled
     assert [len(run.attempts("train")) for run in sweep.runs] == [1, 1, 2, 1]
     assert [len(run.attempts("compare")) for run in sweep.runs] == [1, 1, 2, 1]
     assert causes(sweep, "train")[3] == "cancelled"
-    assert slurm.jobs() == {}
+    wait_until_empty(slurm)
     assert sweep.runs[1].latest_attempt("train").read_exit().restart == 1
     assert count_lines(tmp_path / "preprocessed") == 1
 
