@@ -1,8 +1,8 @@
 """A stage's own profile: `stages.NAME.runs_on`, for a stage that runs elsewhere than the run.
 
 It is the name of a profile, or a mapping of profile keys that replace those of the run's profile:
-`{slurm: {partition: cpu}}`, `{executor: local}`. Like the run's profile it is no part of a
-fingerprint.
+`{slurm: {partition: cpu}}`, `{executor: local}`. Like the run's profile it does not enter
+fingerprints.
 """
 
 from __future__ import annotations

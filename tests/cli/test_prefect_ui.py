@@ -142,7 +142,7 @@ def test_run_cancel_and_retry_on_the_pages_start_end_and_resume_a_run(schedules,
 
 
 def click_until(has_worked, click):
-    """Click, and again where the page has lost the click: it draws its parts anew as data come."""
+    """Click, and again where the page has lost the click: it renders again when data arrive."""
     from playwright.sync_api import TimeoutError as NotThere
 
     def look():

@@ -378,7 +378,7 @@ def _close(session: RunSession, outcome: Outcome, log: Log) -> None:
 
 
 def _write_report(context: RunContext, log: Log) -> None:
-    """Write the run's page, unless it is a sweep's point; a page is no reason for a run to fail."""
+    """Write the run's page, unless it is a sweep's point; the run does not fail by its page."""
     if context.run.record.get("sweep"):
         return
     try:

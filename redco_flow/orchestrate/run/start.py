@@ -147,9 +147,7 @@ def write_run(
         workspace.root, profile, ahead=ahead, stage_profiles=resolved.profiles
     ).write(run)
     if like is not None:
-        for name in _EQUAL_RECORDS:
-            with suppress(OSError):  # not there, or a file system without hard links
-                _link_equal(like.path / name, run.path / name)
+        _link_equal_records(like, run)
     try:
         _check_pinned(workspace, run)
     except RedcoFlowError:
@@ -162,16 +160,14 @@ def write_run(
 _EQUAL_RECORDS = ("origins.json", "plan.json", "launch.json", "code.patch")
 
 
-def _link_equal(first: Path, path: Path) -> None:
-    """Make a file a hard link to another one where both have the same content.
-
-    Raises:
-        OSError: one of them is not there, or cannot be linked; `path` is as it was.
-    """
-    if first.read_bytes() == path.read_bytes():
-        link = path.with_name(f".{path.name}.link")
-        os.link(first, link)
-        link.replace(path)
+def _link_equal_records(first: RunDirectory, run: RunDirectory) -> None:
+    """Make records of a run hard links to another run's where both have the same content."""
+    for name in _EQUAL_RECORDS:
+        path, link = run.path / name, run.path / f".{name}.link"
+        with suppress(OSError):  # not there, or a file system without hard links
+            if (first.path / name).read_bytes() == path.read_bytes():
+                os.link(first.path / name, link)
+                link.replace(path)
 
 
 def _check_pinned(workspace: Workspace, run: RunDirectory) -> None:
