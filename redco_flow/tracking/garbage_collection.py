@@ -189,7 +189,7 @@ def _refuse_links(workspace: Workspace, folders: Iterable[Path]) -> None:
 
 @dataclass(frozen=True)
 class _Search:
-    """Where garbage is looked for.
+    """A search for garbage in one workspace.
 
     Args:
         needs: without those of `gone`.
