@@ -250,25 +250,42 @@ def _due(own: list[Any], client: SyncPrefectClient, limit: int) -> list[FlowRun]
     The server's query for workers counts the pool's free places, which flow runs that no machine
     takes would fill.
     """
+    from prefect.client.schemas.filters import FlowRunFilterNextScheduledStartTime
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    due = FlowRunFilterNextScheduledStartTime(before_=datetime.now(UTC))
+    first = FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
+    return _read(client, own, ["SCHEDULED"], sort=first, limit=limit, next_scheduled_start_time=due)
+
+
+def _read(
+    client: SyncPrefectClient,
+    of_deployments: list[Any],
+    state_types: list[str],
+    *,
+    sort: Any = None,
+    limit: int = 200,
+    **chosen: Any,
+) -> list[FlowRun]:
+    """Return flow runs of deployments in states of these types.
+
+    Args:
+        chosen: further fields of Prefect's `FlowRunFilter`.
+    """
     from prefect.client.schemas.filters import (
         DeploymentFilter,
         DeploymentFilterId,
         FlowRunFilter,
-        FlowRunFilterNextScheduledStartTime,
         FlowRunFilterState,
         FlowRunFilterStateType,
     )
     from prefect.client.schemas.objects import StateType
-    from prefect.client.schemas.sorting import FlowRunSort
 
-    due = FlowRunFilterNextScheduledStartTime(before_=datetime.now(UTC))
-    scheduled = FlowRunFilterStateType(any_=[StateType.SCHEDULED])
+    types = FlowRunFilterStateType(any_=[StateType(one) for one in state_types])
     return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(type=scheduled), next_scheduled_start_time=due
-        ),
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=own)),
-        sort=FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC,
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=types), **chosen),
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=of_deployments)),
+        sort=sort,
         limit=limit,
     )
 
@@ -313,24 +330,11 @@ def _age_of(state: State[Any]) -> float:
 
 def _open_flow_runs(deployment_id: Any, client: SyncPrefectClient) -> list[FlowRun]:
     """Return a deployment's flow runs that have begun and have no good end."""
-    from prefect.client.schemas.filters import (
-        DeploymentFilter,
-        DeploymentFilterId,
-        FlowRunFilter,
-        FlowRunFilterExpectedStartTime,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-    )
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.filters import FlowRunFilterExpectedStartTime
 
-    types = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED]
-    since = datetime.now(UTC) - timedelta(days=30)
-    chosen = FlowRunFilter(
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
-        expected_start_time=FlowRunFilterExpectedStartTime(after_=since),
-    )
-    of = DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id]))
-    found = client.read_flow_runs(flow_run_filter=chosen, deployment_filter=of, limit=200)
+    types = ["PENDING", "RUNNING", "CANCELLING", "CRASHED"]
+    recent = FlowRunFilterExpectedStartTime(after_=datetime.now(UTC) - timedelta(days=30))
+    found = _read(client, [deployment_id], types, expected_start_time=recent)
     # One that died for good is crashed as often as it began.
     return [
         one
