@@ -19,6 +19,7 @@ from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspac
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, moment
 from redco_flow.errors import ConfigError, Problem, UsageError
+from redco_flow.launch.processes import exit_within
 from redco_flow.local_paths import is_file
 from redco_flow.orchestrate.prefect.api import is_healthy
 from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
@@ -470,9 +471,7 @@ def _serve(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: stop.set())
     serve(lambda line: print(utc_now(), line, flush=True), stop, limit)
     # Threads of Prefect may wait for a server that is gone.
-    late = threading.Timer(_SECONDS_FOR_PYTHON_TO_CLOSE, os._exit, [0])
-    late.daemon = True
-    late.start()
+    exit_within(_SECONDS_FOR_PYTHON_TO_CLOSE, 0)
     return 0
 
 

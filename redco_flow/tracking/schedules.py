@@ -18,7 +18,7 @@ from typing import Any
 from redco_flow.errors import UsageError
 from redco_flow.records import refuse_link, write_json
 from redco_flow.tracking.locks import exclusive
-from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 from redco_flow.tracking.typed_records import find_record, read_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace, check_name
 
@@ -194,6 +194,14 @@ class ScheduleDirectory:
         self._firings.mkdir(exist_ok=True)
         write_json(self._firing_path(firing.id), asdict(firing))
         return firing
+
+    def end_firing(self, firing: Firing, state: FiringState, reason: str) -> Firing:
+        """Write the end of a firing; return it.
+
+        Args:
+            reason: for people; may be empty.
+        """
+        return self.write_firing(replace(firing, state=state, reason=reason, ended=utc_now()))
 
     def claim(self, firing: Firing) -> tuple[Firing | None, bool]:
         """Take a firing for a thread of this process, which has none for it.

@@ -279,8 +279,7 @@ class Firer:
 
     def _end(self, firing: Firing, state: FiringState, reason: str) -> Firing:
         self._log(f"{state}{f': {reason}' if reason else ''}")
-        ended = replace(firing, state=state, reason=reason, ended=utc_now())
-        return self._directory.write_firing(ended)
+        return self._directory.end_firing(firing, state, reason)
 
     def _continue(self, verb: str, run: RunDirectory, *options: str) -> None:
         """Have a process drive the run again.
@@ -319,8 +318,7 @@ def leave(directory: ScheduleDirectory, firing_id: str) -> None:
     firing = directory.find_firing(firing_id)
     if firing is not None and not firing.has_ended:
         _cancel(firing, "cancelled on its Prefect page")
-        end = replace(firing, state=FiringState.CANCELLED, reason="cancelled", ended=utc_now())
-        directory.write_firing(end)
+        directory.end_firing(firing, FiringState.CANCELLED, "cancelled")
 
 
 def note_end_of(directory: ScheduleDirectory, firing: Firing, retries: int = 0) -> Firing | None:
@@ -338,13 +336,7 @@ def note_end_of(directory: ScheduleDirectory, firing: Firing, retries: int = 0) 
     is_to_be_retried = state == State.FAILED and firing.num_retries < retries
     if state not in ENDED_RUN_STATES or is_to_be_retried:
         return None
-    return directory.write_firing(replace(firing, state=_end_of(state), ended=utc_now()))
-
-
-def end_as_failed(directory: ScheduleDirectory, firing: Firing, reason: str) -> None:
-    """Note that a firing which no thread has started no run."""
-    failed = replace(firing, state=FiringState.FAILED, reason=reason, ended=utc_now())
-    directory.write_firing(failed)
+    return directory.end_firing(firing, _end_of(state), firing.reason)
 
 
 def _end_of(state: str) -> FiringState:

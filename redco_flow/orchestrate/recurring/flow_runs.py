@@ -24,11 +24,11 @@ from redco_flow.orchestrate.recurring.deployments import (
     deployments,
     switch_off_refused,
 )
-from redco_flow.orchestrate.recurring.firing import end_as_failed, leave, note_end_of
+from redco_flow.orchestrate.recurring.firing import leave, note_end_of
 from redco_flow.orchestrate.recurring.silence import watch_only_while
 from redco_flow.orchestrate.run.stopping import Log
 from redco_flow.spec.find import find_file
-from redco_flow.tracking.schedules import Firing, ScheduleDirectory
+from redco_flow.tracking.schedules import Firing, FiringState, ScheduleDirectory
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -160,7 +160,8 @@ class FlowRuns:
         if present.has_started_run:
             note_end_of(directory, present)
         elif present.is_of_this_process:
-            end_as_failed(directory, present, "it was interrupted before it started a run")
+            why = "it was interrupted before it started a run"
+            directory.end_firing(present, FiringState.FAILED, why)
 
     def _settle(
         self,

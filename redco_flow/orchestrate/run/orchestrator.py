@@ -11,13 +11,13 @@ import argparse
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.processes import exit_within
 from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.run.cancel import has_ended
 from redco_flow.orchestrate.run.driver import LEAVE_CANCELLED, Driver
@@ -101,9 +101,7 @@ def run_and_exit(main: Callable[[Sequence[str]], int]) -> NoReturn:
     sys.stdout = sys.stderr = RedactedStream(sys.stderr, secret_values(os.environ))
     code = main(sys.argv[1:])
     # Prefect's own threads may wait for a lost server only so long.
-    late = threading.Timer(_SECONDS_FOR_PYTHON_TO_CLOSE, os._exit, [code])
-    late.daemon = True
-    late.start()
+    exit_within(_SECONDS_FOR_PYTHON_TO_CLOSE, code)
     sys.exit(code)
 
 
