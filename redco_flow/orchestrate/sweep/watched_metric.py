@@ -35,7 +35,7 @@ def read_early_stopping(
 
     Raises:
         UsageError: no such stage or metric, it is not known which of two values is better, or
-            there are no two trainings to be compared.
+            fewer than two trainings can be compared.
     """
     if len(pipelines) < 2:
         raise UsageError(f"{_OPTION} compares points, and this sweep has one: give it more values.")
