@@ -109,6 +109,16 @@ class SweepDirectory:
         path.mkdir(parents=True)
         return cls(path)
 
+    @classmethod
+    def of_point(cls, run: RunDirectory) -> SweepDirectory | None:
+        """Return the directory of the sweep that a run is a point of; None for other runs.
+
+        Raises:
+            DamagedRecord: the run's record is damaged.
+        """
+        name = run.record.get("sweep")
+        return cls(run.path.parents[1] / "sweeps" / name) if name else None
+
     def write(
         self,
         points: Iterable[SweepPoint],
@@ -257,10 +267,9 @@ def find_early_stop(attempt: AttemptDirectory) -> RungDecision | None:
         DamagedRecord: the run's record or the sweep's decisions are damaged.
     """
     run = RunDirectory(attempt.whole.path.parents[3])
-    sweep = run.record.get("sweep")
-    if not sweep:
+    directory = SweepDirectory.of_point(run)
+    if directory is None:
         return None
-    directory = SweepDirectory(run.path.parents[1] / "sweeps" / sweep)
     settings = directory.record.get("early_stopping")
     if not settings or attempt.whole.stage != settings["stage"]:
         return None

@@ -28,6 +28,7 @@ from redco_flow.orchestrate.prefect.server import (
     external_url,
     own_api,
 )
+from redco_flow.orchestrate.prefect.sweep_page import place_in_sweep
 from redco_flow.orchestrate.run.session import RunSession, session_in_use
 from redco_flow.orchestrate.run.stopping import Log
 from redco_flow.spec.find import bundled_behind, find_file
@@ -39,6 +40,7 @@ _PREPARING = threading.Lock()
 _imported_for: dict[str, PrefectApi] = {}
 # Until an API answers: `redco-flow ui` may start our server while a run is at work.
 _FIRST_WAIT, _LAST_WAIT = 2.0, 60.0
+_NUM_RETRIES = 3
 
 
 class FlowThread:
@@ -136,7 +138,14 @@ class FlowThread:
         self._note_phase(f"registering the run at the Prefect server {api.url}")
         tags = context.pipeline.document["tags"]
         try:
-            flow_run, opened = report.create_flow_run(flow, context.run, api, tags=tags)
+            # A database may be locked for a moment. A flow that decides delays the stages.
+            num_retries = 1 if self.decides else _NUM_RETRIES
+            with report.impatient_client(num_retries=num_retries) as client:
+                parent = place_in_sweep(context.run, client, api)
+                flow_run = report.create_flow_run(
+                    flow, context.run, client, tags=tags, parent_task_run_id=parent
+                )
+            opened = OpenFlowRun.note(str(flow_run.id), context.run, api)
         except Exception as error:  # noqa: BLE001 (Prefect is a view: any error is reported)
             self._log(
                 f"warning: the Prefect API at {api.url} does not accept this run ({error!r}): "

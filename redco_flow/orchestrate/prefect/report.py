@@ -13,6 +13,7 @@ import http.client
 import importlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from redco_flow.spec.secrets import hide_secrets
 from redco_flow.tracking.attempt import ENDED_RUN_STATES
 from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace, user_name
 
@@ -43,6 +45,7 @@ SCHEDULE_VARIABLE = "REDCO_FLOW_SCHEDULE"
 """Of the environment: the name of the schedule whose firing started this process."""
 
 _SECONDS_TO_ANSWER = 10.0
+_ENDS_WORST_FIRST = ("failed", "cancelled", "completed", "stopped_early")
 _SECONDS_BETWEEN_LOOKS = 2.0
 
 
@@ -103,10 +106,12 @@ class OpenFlowRun:
     """A flow run whose end the server does not have yet, and its record."""
 
     path: Path
-    run: RunDirectory
+    run: RunDirectory | SweepDirectory
 
     @classmethod
-    def note(cls, flow_run_id: str, run: RunDirectory, api: PrefectApi) -> OpenFlowRun:
+    def note(
+        cls, flow_run_id: str, run: RunDirectory | SweepDirectory, api: PrefectApi
+    ) -> OpenFlowRun:
         """Note that this process has begun a flow run."""
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -150,7 +155,7 @@ class OpenFlowRun:
         return True
 
     def _send_end(self, client: SyncPrefectClient, flow_run_id: UUID, state: State[Any]) -> None:
-        if not state.is_crashed():
+        if not state.is_crashed() and isinstance(self.run, RunDirectory):
             with contextlib.suppress(DamagedRecord):  # the end can be sent all the same
                 workspace = Workspace(Path(LaunchRecord.read(self.run).workspace))
                 put_summary(self.run, workspace, flow_run_id, client)
@@ -167,7 +172,7 @@ def finish_left_over(api: PrefectApi, resumed: RunDirectory | None = None) -> No
         refuse_retries(client)
     for path, record in _open_records(api):
         if not ProcessIdentity.from_json(record["process"]).is_alive():
-            run = RunDirectory(Path(record["run"]))
+            run = _directory_of(record)
             is_resumed = resumed is not None and run.path == resumed.path
             if not OpenFlowRun(path, run).finish(is_resumed=is_resumed):
                 return  # a server that does not answer for one is not asked about the others
@@ -194,7 +199,8 @@ def refuse_retries(client: SyncPrefectClient) -> None:
         if not ends:  # a flow of the user's own, which retries itself
             continue
         end = max(ends, key=lambda state: state.timestamp)
-        message = f"not retried from this page: `redco-flow retry {one.name}` does that."
+        verb = "resume" if f"sweep: {one.name}" in one.tags else "retry"
+        message = f"not retried from this page: `redco-flow {verb} {one.name}` does that."
         again = type(end)(type=end.type, name=end.name, message=message)
         client.set_flow_run_state(one.id, again, force=True)
 
@@ -208,8 +214,9 @@ def users_of(api: PrefectApi) -> list[str]:
     for path, record in _open_records(api):
         known.add(path.stem)
         process = ProcessIdentity.from_json(record["process"])
-        if process.is_alive() and not _has_ended(RunDirectory(Path(record["run"]))):
-            users.append(f"run {record['run']} (process {process.pid})")
+        if process.is_alive() and not _has_ended(run := _directory_of(record)):
+            kind = "run" if isinstance(run, RunDirectory) else "sweep"
+            users.append(f"{kind} {record['run']} (process {process.pid})")
     return users + [name for id_, name in _running_flows(api) if id_ not in known]
 
 
@@ -222,9 +229,15 @@ def _open_records(api: PrefectApi) -> Iterator[tuple[Path, OpenRecord]]:
             yield path, record
 
 
-def _has_ended(run: RunDirectory) -> bool:
+def _directory_of(record: OpenRecord) -> RunDirectory | SweepDirectory:
+    path = Path(record["run"])
+    return SweepDirectory(path) if path.parent.name == "sweeps" else RunDirectory(path)
+
+
+def _has_ended(run: RunDirectory | SweepDirectory) -> bool:
     try:
-        return run.read_state()["state"] in ENDED_RUN_STATES
+        runs = run.runs if isinstance(run, SweepDirectory) else [run]
+        return all(one.read_state()["state"] in ENDED_RUN_STATES for one in runs)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -241,8 +254,8 @@ def _running_flows(api: PrefectApi) -> list[tuple[str, str]]:
         return []
 
 
-def state_left_by(run: RunDirectory) -> State[Any]:
-    """Return the flow run's end: the run's own, or "crashed" where that has none."""
+def state_left_by(run: RunDirectory | SweepDirectory) -> State[Any]:
+    """Return the flow run's end: the run's or sweep's own, or "crashed" where that has none."""
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     kinds = {
@@ -252,12 +265,23 @@ def state_left_by(run: RunDirectory) -> State[Any]:
         "stopped_early": Completed,
     }
     try:
-        state = run.read_state()
+        state, message = _end_of(run)
     except DamagedRecord as damage:
         return Crashed(message=str(damage))
-    if state["state"] in kinds:
-        return kinds[state["state"]](message=state.get("message") or None)
-    return Crashed(message="its launcher died; `redco-flow resume` continues the run.")
+    if state in kinds:
+        return kinds[state](message=message)
+    return Crashed(message=f"its launcher died; `redco-flow resume {run.id}` continues it.")
+
+
+def _end_of(run: RunDirectory | SweepDirectory) -> tuple[str, str | None]:
+    """Return the state and a message; of a sweep, the state of the points that ended worst."""
+    if isinstance(run, RunDirectory):
+        state = run.read_state()
+        return state["state"], state.get("message") or None
+    count = Counter(one.read_state()["state"] for one in run.runs)
+    is_over = count.keys() <= {*_ENDS_WORST_FIRST}
+    worst = next(end for end in _ENDS_WORST_FIRST if end in count) if is_over else "open"
+    return worst, ", ".join(f"{number} {state}" for state, number in count.most_common())
 
 
 def _crashed_before_resume() -> State[Any]:
@@ -298,12 +322,18 @@ def prepare_environment(api: PrefectApi) -> None:
 
 
 def create_flow_run(
-    flow: Flow[Any, Any], run: RunDirectory, api: PrefectApi, *, tags: Sequence[str]
-) -> tuple[FlowRun, OpenFlowRun]:
-    """Make the run's flow run at the API and note that it is open.
+    flow: Flow[Any, Any],
+    run: RunDirectory,
+    client: SyncPrefectClient,
+    *,
+    tags: Sequence[str],
+    parent_task_run_id: UUID | None = None,
+) -> FlowRun:
+    """Make the run's flow run at the API.
 
     Args:
-        tags: the pipeline's own; its name, profile, user, host and the schedule are added.
+        tags: the pipeline's own, beside `common_tags`.
+        parent_task_run_id: of a sweep's flow run, whose subflow run this becomes.
 
     Raises:
         Exception: any that Prefect's client raises when the API rejects the flow run, or does not
@@ -317,20 +347,32 @@ def create_flow_run(
         "profile": given["profile"],
         "overrides": [hide_secrets(one) for one in given["overrides"]],
     }
+    return client.create_flow_run(
+        flow,
+        parameters=parameters,
+        name=run.id,
+        tags=[*common_tags(run), *tags],
+        parent_task_run_id=parent_task_run_id,
+        state=Pending(),
+    )
+
+
+def common_tags(run: RunDirectory) -> list[str]:
+    """Return the tags of a run's flow run: pipeline, profile, user, host, sweep and schedule."""
+    given = run.record
     # Of a server that several people share: whose run it is, and where its files are.
     origin = [f"user: {user_name()}", f"host: {os.uname().nodename}"]
-    of_run = [f"pipeline: {given['name']}", f"profile: {given['profile']}"]
-    all_tags = ["redco-flow", *of_run, *origin, *tags]
+    tags = [
+        "redco-flow",
+        f"pipeline: {given['name']}",
+        f"profile: {given['profile']}",
+        *origin,
+    ]
     if sweep := given.get("sweep"):
-        all_tags.append(f"sweep: {sweep}")
+        tags.append(f"sweep: {sweep}")
     if schedule := os.environ.get(SCHEDULE_VARIABLE):
-        all_tags.append(f"schedule: {schedule}")
-    # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
-    with impatient_client(num_retries=1) as client:
-        flow_run = client.create_flow_run(
-            flow, parameters=parameters, name=run.id, tags=all_tags, state=Pending()
-        )
-    return flow_run, OpenFlowRun.note(str(flow_run.id), run, api)
+        tags.append(f"schedule: {schedule}")
+    return tags
 
 
 def page_of(flow_run: FlowRun, api: PrefectApi) -> str:

@@ -14,14 +14,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.launch.executor import CallJob, reattach
+from redco_flow.orchestrate.prefect.sweep_page import SweepPage
 from redco_flow.orchestrate.run.ahead import SweepQueue
 from redco_flow.orchestrate.run.cancel import has_ended
 from redco_flow.orchestrate.run.driver import Driver, open_session
@@ -31,6 +33,7 @@ from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.orchestrate.run.stopping import Log, StopRequest
+from redco_flow.orchestrate.sweep.control import cancel_sweep
 from redco_flow.orchestrate.sweep.early_stopping import EarlyStopping
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
@@ -43,21 +46,30 @@ from redco_flow.tracking.workspace import Workspace
 
 _POLL_SECONDS = 0.5
 _PAUSE_PER_LOOK = 9.0
+_SECONDS_FOR_PREFECT_TO_CLOSE = 180.0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Drive all runs, in order; return when all have ended."""
     sweep, driver = SweepDirectory(Path(arguments[0])), Driver()
     driver.take_signals()
-    try:
-        with acquire(sweep):
-            _drive_runs(sweep, driver)
-    except RedcoFlowError as error:
-        _log(str(error))
-        return error.exit_code
-    finally:
-        driver.wait()
+    with SweepPage(sweep, on_cancel=partial(_cancel, sweep)) as page:
+        try:
+            with acquire(sweep):
+                _drive_runs(sweep, driver)
+        except RedcoFlowError as error:
+            _log(str(error))
+            return error.exit_code
+        finally:
+            driver.wait()
+            page.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
     return 0
+
+
+def _cancel(sweep: SweepDirectory, reason: str) -> None:
+    """End the sweep as `redco-flow cancel` does, from a thread of its own process."""
+    with suppress(UsageError):  # all its runs have ended
+        cancel_sweep(sweep, reason)
 
 
 def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
