@@ -47,6 +47,7 @@ class DeclaredRecipe(ABC):
         same_model_as: SAME_MODEL_AS: a recipe whose checkpoints this one reads, and which reads
             those of this one; by default its own name.
         can_pack: CAN_PACK: whether several examples can share a row (`Recipe.collate_packed`).
+        scores_classes: SCORES_CLASSES: whether the recipe has `Recipe.class_scores`.
         measures_perplexity: MEASURES_PERPLEXITY: whether `perplexity` is next to `eval_loss`.
         needs_reference: (settings) -> whether examples need a reference's scores
             (`reference_scores`); optional.
@@ -74,6 +75,7 @@ class DeclaredRecipe(ABC):
     families: tuple[str, ...] | None = None
     default_family: str | None = None
     can_pack: bool = False
+    scores_classes: bool = False
     measures_perplexity: bool = False
     takes_conversations: bool = False
     takes_messages: bool = False

@@ -106,6 +106,8 @@ class Recipe:
         make_pred_fn: Generation -> (params, batch, rngs) -> arrays (B, ...); of generated texts
             token ids (B, T), or (B, N, T) where N sequences are asked for, and N is not 1.
         output_fn: those arrays -> a JSON value per row; of token ids, texts.
+        class_scores: (params, batch, rngs) -> each class's logit (B, C), in the order of
+            `settings.classes`; None where there are no classes, or no scores of them.
         collate_prompts: examples -> what `make_pred_fn`'s functions take, padded to the longest
             length; None: as `collate_fn`.
         load_params: (shardings) -> parameters read from the model's files, or None where the
@@ -141,6 +143,7 @@ class Recipe:
     loss_fn: Callable[[Any, Batch, Any, bool], Any]
     make_pred_fn: Callable[[Generation], Callable[[Any, Batch, Any], Any]]
     output_fn: Callable[[Any], Sequence[Any]]
+    class_scores: Callable[[Any, Batch, Any], Any] | None = None
     collate_prompts: Collate | None = None
     load_params: Callable[[Any], Any] | None = None
     row_widths: Callable[[Lengths, Lengths], Lengths] | None = None

@@ -20,6 +20,7 @@ class Prediction:
         num_tokens: how many tokens that is the sum of.
         num_bytes: how many bytes those tokens' text has; None of conversations.
         predictions: all texts, `prediction` first, where `num_return_sequences` asked for several.
+        probabilities: of each class, where the stage was to write them.
         row: what JSON has of a row, without arrays and images.
         part: of the data, where rows say it.
     """
@@ -32,6 +33,7 @@ class Prediction:
     num_tokens: int | None = None
     num_bytes: int | None = None
     predictions: list[str] | None = None
+    probabilities: dict[str, float] | None = None
     row: dict[str, Any] | None = None
     part: str | None = None
 

@@ -136,6 +136,8 @@ def test_a_row_that_cannot_be_used_gets_null_and_a_reason_and_rows_keep_their_or
     assert (answers[2]["prediction"], answers[3]["prediction"]) == (None, None)
     usable = [one for one, problem in zip(answers, problems, strict=True) if problem is None]
     assert [one["prediction"] for one in usable] == predicted(command, runs["classes"])
+    likeliest = [max(one["probabilities"], key=one["probabilities"].get) for one in usable]
+    assert likeliest == [one["prediction"] for one in usable]
     assert [json.loads(line)["question"] for line in new] == [one["question"] for one in usable]
 
 

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import scipy.special
 from PIL import Image
 from stage_kinds import evaluate, predict, preprocess, train
 
@@ -88,6 +89,12 @@ def test_an_exported_vit_says_in_transformers_what_it_said_here(
     assert written.architectures == ("ViTForImageClassification",)
     named = [model.config.id2label[int(number)] for number in scores.argmax(axis=-1)]
     assert named == [str(name) for name in recipe.output_fn(found)]
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoint]}
+    asked = {"recipe": "image_classification", "num_examples": 20, "probabilities": True}
+    lines, _ = read_predictions(shared_bench.run(predict, asked, inputs)["predictions"].path)
+    probabilities = [list(line.probabilities.values()) for line in lines]
+    np.testing.assert_allclose(probabilities, scipy.special.softmax(scores, -1), atol=1e-5)
+    assert list(lines[0].probabilities) == [str(number) for number in range(10)]
 
 
 def params_of(checkpoint):

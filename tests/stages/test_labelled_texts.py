@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+import scipy.special
 from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
@@ -123,7 +124,9 @@ def test_two_model_shards_stopped_in_the_middle_train_as_one_does(
 
 
 @pytest.mark.slow
-def test_an_exported_classifier_gives_transformers_the_same_scores(dataset, trained, tmp_path):
+def test_an_exported_classifier_gives_transformers_the_same_scores(
+    shared_bench, dataset, trained, tmp_path
+):
     """Engine case 64: an exported model, read again by transformers, gives the same logits."""
     torch = pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
     import transformers
@@ -146,6 +149,11 @@ def test_an_exported_classifier_gives_transformers_the_same_scores(dataset, trai
     found = jax.jit(partial(classifier.apply, config))(params, **batch)
     np.testing.assert_allclose(found, scores, rtol=0, atol=1e-5 * np.abs(scores).max())
     assert model.config.id2label == {0: "no", 1: "yes"}
+    given = {"dataset": [dataset], "checkpoint": [trained[0]]}
+    asked = {"recipe": "classification", "num_examples": 8, "probabilities": True}
+    lines, _ = read_predictions(shared_bench.run(predict, asked, given)["predictions"].path)
+    probabilities = [[line.probabilities[name] for name in ("no", "yes")] for line in lines]
+    np.testing.assert_allclose(probabilities, scipy.special.softmax(scores, -1), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -178,11 +178,10 @@ class NewFile:
 def _answer(line: Mapping[str, Any] | None, problem: str) -> dict[str, Any]:
     if line is None:
         return {"prediction": None, "prediction_problem": problem}
-    several = {"predictions": line["predictions"]} if line.get("predictions") else {}
-    return {"prediction": line["prediction"], **several}
+    return {name: line[name] for name in ANSWER_COLUMNS if line.get(name) or name == "prediction"}
 
 
-ANSWER_COLUMNS = ("prediction", "predictions", "prediction_problem")
+ANSWER_COLUMNS = ("prediction", "predictions", "probabilities", "prediction_problem")
 
 
 def read_new_files(

@@ -18,6 +18,8 @@ from redco_flow.text.tokenizer import TextTokenizer
 
 __all__ = ["DEFAULT_FAMILY", "FAMILIES", "TAKES_PAIRS", "TARGETS", "Settings", "build", "encode"]
 
+SCORES_CLASSES = True
+
 
 def build(
     model: Mapping[str, Any],

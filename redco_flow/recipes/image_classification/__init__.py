@@ -27,6 +27,8 @@ __all__ = [
     "collate_fn",
 ]
 
+SCORES_CLASSES = True
+
 
 def build(model: Mapping[str, Any], settings: Settings) -> Recipe:
     """Make the recipe around a model."""

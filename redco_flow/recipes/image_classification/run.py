@@ -29,6 +29,13 @@ def build_classifier(model: Mapping[str, Any], settings: Settings) -> Recipe:
     config = _fitted(chosen, settings)
     module = chosen.module
 
+    def scores(params: Any, batch: Mapping[str, jax.Array], _rngs: jax.Array) -> jax.Array:
+        scores: jax.Array = module.apply(config, params, batch["images"])
+        return scores
+
+    def pred_fn(params: Any, batch: Mapping[str, jax.Array], rngs: jax.Array) -> jax.Array:
+        return jnp.argmax(scores(params, batch, rngs), axis=-1)
+
     def with_config(changes: Mapping[str, Any]) -> Recipe:
         return build_classifier(with_changes(model, changes), settings)
 
@@ -41,7 +48,8 @@ def build_classifier(model: Mapping[str, Any], settings: Settings) -> Recipe:
         head_parts=_head_parts(module.abstract_params(config)),
         collate_fn=partial(collate_fn, settings=settings),
         loss_fn=partial(_losses, module, config, settings),
-        make_pred_fn=lambda _generation: partial(_predict, module, config),
+        make_pred_fn=lambda _generation: pred_fn,
+        class_scores=scores,
         output_fn=lambda numbers: [settings.classes[int(number)] for number in numbers],
         save_pretrained=fitted.save if hasattr(module, "tensor_layouts") else None,
         with_config=with_config,
@@ -108,10 +116,3 @@ def _losses(
     logits = module.apply(config, params, images, rngs=rngs if is_training else None)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
     return losses, jnp.ones_like(losses)
-
-
-def _predict(
-    module: ModuleType, config: Any, params: Any, batch: Mapping[str, jax.Array], _rngs: jax.Array
-) -> jax.Array:
-    """Return each image's likeliest class (B,)."""
-    return jnp.argmax(module.apply(config, params, batch["images"]), axis=-1)

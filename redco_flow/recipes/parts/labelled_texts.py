@@ -160,8 +160,11 @@ def build_labelled_texts(
         (width,) = widths
         return partial(rows.collate, width=width)
 
-    def pred_fn(params: Any, batch: Batch, _rngs: Any) -> jax.Array:
-        return task.predicted(_scores(config, params, batch, None))
+    def scores(params: Any, batch: Batch, _rngs: Any) -> jax.Array:
+        return _scores(config, params, batch, None)
+
+    def pred_fn(params: Any, batch: Batch, rngs: Any) -> jax.Array:
+        return task.predicted(scores(params, batch, rngs))
 
     def with_config(changes: Mapping[str, Any]) -> Recipe:
         lengths = {"source_length": source_length, "target_length": target_length}
@@ -179,6 +182,7 @@ def build_labelled_texts(
         loss_fn=partial(_loss, config, task),
         make_pred_fn=lambda _generation: pred_fn,
         output_fn=task.outputs,
+        class_scores=scores if task.classes else None,
         save_pretrained=lambda params, directory: save_pretrained(
             directory, classifier, config, params
         ),

@@ -62,6 +62,7 @@ class Config(StageConfig):
         prompt_length: tokens of a plain text that are given; the rest is generated.
         score_targets: also measure how likely the model finds each first reference, which
             perplexity needs; None: where the recipe measures perplexity.
+        probabilities: also write each class's probability, of recipes that give one.
         references: false for rows whose targets are placeholders: the predictions have no
             references, and nothing can be evaluated by them.
         max_target_length: tokens to generate at most; None: what the dataset's targets need.
@@ -90,6 +91,7 @@ class Config(StageConfig):
     seed: NonNegativeInt = 0
     prompt_length: NonNegativeInt = 16
     score_targets: bool | None = None
+    probabilities: Annotated[bool | None, OnlyWhereSet()] = None
     references: Annotated[bool | None, OnlyWhereSet()] = None
     max_target_length: PositiveInt | None = None
     num_examples: PositiveInt | None = None
@@ -118,6 +120,14 @@ class Config(StageConfig):
                 "change nothing"
             )
         return self
+
+    @field_validator("probabilities")
+    @classmethod
+    def _are_of_classes(cls, is_asked: bool | None, info: ValidationInfo) -> bool | None:  # noqa: FBT001
+        recipe = find_recipe_if_any(info.data.get("recipe", ""))
+        if is_asked and recipe is not None and not recipe.scores_classes:
+            raise ValueError(f"recipe '{recipe.name}' gives classes no probabilities")
+        return is_asked
 
     @model_validator(mode="after")
     def _draws_what_is_described(self) -> Config:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from redco_flow.engine.deployer import Deployer
@@ -18,6 +20,7 @@ from redco_flow.recipes.chat.config import LEARNT
 from redco_flow.recipes.find import find_recipe, shares_model
 from redco_flow.recipes.recipe import (
     CLASSES,
+    Batch,
     Generation,
     RandomChoice,
     Recipe,
@@ -159,6 +162,31 @@ def _texts_by_row(recipe: Recipe, config: Config, token_ids: Any) -> list[list[s
     return [texts[start : start + num_sequences] for start in range(0, len(texts), num_sequences)]
 
 
+ClassProbabilities = dict[str, float]
+
+
+def _with_probabilities(
+    recipe: Recipe, output_fn: OutputFn
+) -> tuple[Callable[[Any, Batch, Any], Any], OutputFn]:
+    """Return a pred_fn and an output_fn that give pairs: output, probabilities of the classes."""
+    scores_of, classes = recipe.class_scores, recipe.model["settings"][CLASSES]
+    assert scores_of is not None, f"{recipe.model}: SCORES_CLASSES without class_scores"
+
+    def pred_fn(params: Any, batch: Batch, rngs: Any) -> dict[str, jax.Array]:
+        scores = scores_of(params, batch, rngs).astype(jnp.float32)
+        likeliest = jnp.argmax(scores, axis=-1)
+        return {"likeliest": likeliest, "probabilities": jax.nn.softmax(scores, axis=-1)}
+
+    def outputs(found: Mapping[str, Any]) -> list[tuple[Any, ClassProbabilities]]:
+        of_rows = (
+            {str(name): float(f"{one:.6g}") for name, one in zip(classes, row, strict=True)}
+            for row in np.asarray(found["probabilities"])
+        )
+        return list(zip(output_fn(found["likeliest"]), of_rows, strict=True))
+
+    return pred_fn, outputs
+
+
 class _Prediction:
     """A checkpoint laid out over the devices, and what it is asked about one split."""
 
@@ -202,7 +230,7 @@ class _Prediction:
             target_length = self._rest_of_text(length)
             lengths = length, target_length
             recipe = self._checkpoint.build_recipe(*lengths, recipe=self._config.recipe)
-        texts = self._generate(recipe, rules, params, asked, target_length)
+        texts, probabilities = self._generate(recipe, rules, params, asked, target_length)
         summary = self._dataset.summary
         lines = [
             Prediction(
@@ -211,9 +239,10 @@ class _Prediction:
                 found[0],
                 self._references(summary.references_of(example)),
                 predictions=found if len(found) > 1 else None,
+                probabilities=of_classes,
                 part=example.get(PART),
             )
-            for example, found in zip(asked, texts, strict=True)
+            for example, found, of_classes in zip(asked, texts, probabilities, strict=True)
         ]
         if not self._scores_targets():
             return lines
@@ -237,9 +266,10 @@ class _Prediction:
             generation = self._generation(self._config.max_target_length or 0)
             num_texts = self._config.num_return_sequences
             output_fn = partial(_texts_by_row, recipe, self._config)
-        found = self._predict(recipe, rules, params, examples, generation, output_fn)
+        given = (recipe, rules, params, examples, generation, output_fn)
+        found, probabilities = self._predict(*given)
         targets = targets_of(examples, self._dataset.summary)
-        parts = zip(examples, found, targets.references, strict=True)
+        parts = zip(examples, found, probabilities, targets.references, strict=True)
         return [
             Prediction(
                 str(example["row_id"]),
@@ -247,9 +277,10 @@ class _Prediction:
                 value[0] if makes_texts else value,
                 self._references(references),
                 predictions=list(value) if num_texts > 1 else None,
+                probabilities=of_classes,
                 row=plain_values(example),
             )
-            for example, value, references in parts
+            for example, value, of_classes, references in parts
         ]
 
     def _references(self, found: Sequence[Any]) -> list[Any]:
@@ -283,8 +314,8 @@ class _Prediction:
         params: Any,
         examples: Sequence[dict[str, Any]],
         target_length: int,
-    ) -> list[list[str]]:
-        """Return each example's texts, the first one first."""
+    ) -> tuple[list[list[str]], Sequence[ClassProbabilities | None]]:
+        """Return each example's texts, the first one first, and what `_predict` returns."""
         config = self._config
         max_length = config.max_target_length or target_length
         if config.min_new_tokens > max_length:
@@ -319,21 +350,28 @@ class _Prediction:
         examples: Sequence[dict[str, Any]],
         generation: Generation,
         output_fn: OutputFn,
-    ) -> list[Any]:
+    ) -> tuple[list[Any], Sequence[ClassProbabilities | None]]:
+        """Return each example's output, and the probabilities of its classes or None."""
+        pred_fn = recipe.make_pred_fn(generation)
+        if self._config.probabilities:
+            pred_fn, output_fn = _with_probabilities(recipe, output_fn)
         predictor = Predictor(
             self._deployer,
             collate_fn=recipe.collate_for_prediction,
-            pred_fn=recipe.make_pred_fn(generation),
+            pred_fn=pred_fn,
             output_fn=output_fn,
             sharding_rules=rules,
             batch_size=self._config.batch_size,
         )
-        return predictor.predict(
+        found = predictor.predict(
             examples,
             params,
             bucketing=bucket_prompts(recipe, examples, self._config.batch_size),
             on_progress=self._reporter("predicting"),
         )
+        if not self._config.probabilities:
+            return found, [None] * len(found)
+        return [one for one, _ in found], [of_classes for _, of_classes in found]
 
     def _score(
         self, rules: ShardingRules, params: Any, examples: Sequence[dict[str, Any]]

@@ -141,6 +141,8 @@ def new_rows(
     predict: dict[str, Any] = {"references": False}
     if recipe.measures_perplexity:
         predict["score_targets"] = False
+    if recipe.scores_classes:
+        predict["probabilities"] = True
     if recipe.makes_texts:
         predict["max_target_length"] = answer_length
     dialect = Dialect.of(data.csv)
