@@ -34,7 +34,8 @@ def register(verbs: Verbs) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="csv, tsv, jsonl, json, parquet or arrow; - is standard input, a text or JSON a line",
+        help="csv, tsv, jsonl, json, parquet, arrow or image; - is standard input, a text or JSON "
+        "a line",
     )
     predict.add_argument(
         "-o",

@@ -6,6 +6,7 @@ import random
 
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
 from redco_flow.cli.main import run_command
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -51,6 +52,45 @@ stages:
   train: {max_steps: 12, global_batch_size: 8, learning_rate: 3e-2}
   predict: {}
 """
+IMAGES = """\
+name: images
+recipe: image_classification
+settings: {image_size: 4, num_channels: 1}
+model:
+  config:
+    {patch_size: 2, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2,
+     intermediate_size: 16, initializer_range: 0.2}
+data: {train: shades.jsonl, validation_fraction: 0.0}
+stages:
+  preprocess: {}
+  train: {num_epochs: 6, global_batch_size: 8, learning_rate: 3e-2}
+"""
+OWN = """\
+name: doubled
+recipe: python:doubling
+data: {train: numbers.csv, validation_fraction: 0.0, columns: {x: number}}
+stages:
+  preprocess: {}
+  train: {max_steps: 1, global_batch_size: 8, learning_rate: 1e-12}
+"""
+DOUBLING = """\
+import numpy as np
+
+COLUMNS = ("x", "label")
+
+def init_params(key):
+    return {"w": np.float32(2.0)}
+
+def collate_fn(examples):
+    columns = {name: [float(one[name]) for one in examples] for name in COLUMNS}
+    return {name: np.array(values, np.float32) for name, values in columns.items()}
+
+def loss_fn(params, batch, rngs, is_training):
+    return ((params["w"] * batch["x"] - batch["label"]) ** 2).mean()
+
+def pred_fn(params, batch, rngs):
+    return params["w"] * batch["x"]
+"""
 WORDS = ("red", "green", "blue", "black", "white")
 
 
@@ -78,12 +118,26 @@ def trained(tmp_path_factory):
     write(folder / "train.csv", rows(40, seed=0))
     write(folder / "test.csv", rows(9, seed=1))
     command, processes = Command(folder), {}
-    for name, text in (("texts", TEXTS), ("classes", CLASSES)):
+    save_shades(folder, range(0, 250, 10))
+    write(folder / "numbers.csv", ({"number": n, "label": 2 * n} for n in range(20)))
+    (folder / "doubling.py").write_text(DOUBLING)
+    pipelines = {"texts": TEXTS, "classes": CLASSES, "images": IMAGES, "doubled": OWN}
+    for name, text in pipelines.items():
         (folder / f"{name}.yaml").write_text(text)
         processes[name] = command.start("run", f"{name}.yaml", "--json")
     said = {name: process.communicate(timeout=500) for name, process in processes.items()}
-    assert [process.returncode for process in processes.values()] == [0, 0], said
+    assert not any(process.returncode for process in processes.values()), said
     return command, {name: json.loads(out.splitlines()[-1]) for name, (out, _) in said.items()}
+
+
+def save_shades(folder, shades):
+    """Images of one colour each, which are dark or light, and a file that names them."""
+    lines = []
+    for shade in shades:
+        image = {"path": f"{shade}.png", "bytes": None}
+        Image.new("L", (4, 4), shade).save(folder / image["path"])
+        lines.append(json.dumps({"image": image, "label": "dark" if shade < 125 else "light"}))
+    (folder / "shades.jsonl").write_text("\n".join(lines))
 
 
 def predicted(command, run):
@@ -139,6 +193,38 @@ def test_a_row_that_cannot_be_used_gets_null_and_a_reason_and_rows_keep_their_or
     likeliest = [max(one["probabilities"], key=one["probabilities"].get) for one in usable]
     assert likeliest == [one["prediction"] for one in usable]
     assert [json.loads(line)["question"] for line in new] == [one["question"] for one in usable]
+
+
+def test_images_are_files_or_named_by_rows_and_those_outside_of_a_rows_folder_are_refused(
+    trained,
+):
+    command, runs = trained
+    new = command.folder / "new"
+    new.mkdir()
+    for shade in (30, 220):
+        Image.new("L", (5, 5), shade).save(new / f"new{shade}.png")
+    names = ["new220.png", "../10.png", "new30.png"]
+    (new / "new.jsonl").write_text("\n".join(json.dumps({"image": name}) for name in names))
+    words = ["predict", runs["images"]["run"], "new/new30.png", "new/new.jsonl"]
+
+    answers = [json.loads(line) for line in command(*words).splitlines()]
+
+    assert [one["image"] for one in answers] == ["new/new30.png", *names]
+    assert [one["prediction"] for one in answers] == ["dark", "light", None, "dark"]
+    assert "a row may only name files below" in answers[2]["prediction_problem"]
+    assert answers[0]["probabilities"] == answers[3]["probabilities"]
+
+
+def test_a_recipe_of_ones_own_predicts_without_its_target(trained):
+    command, runs = trained
+    write(command.folder / "new.csv", [{"number": 4, "note": "a"}, {"number": 2.5, "note": "b"}])
+
+    answers = command("predict", runs["doubled"]["run"], "new.csv")
+
+    assert list(map(json.loads, answers.splitlines())) == [
+        {"number": "4", "note": "a", "prediction": 8.0},
+        {"number": "2.5", "note": "b", "prediction": 5.0},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ _KEYS = (
     "source_prefix",
     "source_suffix",
     "csv",
+    "columns",
     "format",
     "messages_key",
     "chat_template_kwargs",
@@ -62,6 +63,7 @@ class _Record:
         preprocess: settings of the stage that made the training's dataset.
         predict: those of the predict stage of the same run, if it had one.
         answer_length: the most tokens of a text to be generated in that dataset.
+        dataset: that dataset's directory.
     """
 
     pipeline: str
@@ -69,6 +71,7 @@ class _Record:
     predict: Mapping[str, Any]
     classes: Sequence[str | int]
     answer_length: int
+    dataset: Path
 
     @property
     def data(self) -> dict[str, Any]:
@@ -97,6 +100,7 @@ def _record(workspace: Workspace, checkpoint: Artifact) -> _Record:
         predict=_predict_settings(workspace, trained.run),
         classes=(model.get("settings") or {}).get("classes") or (),
         answer_length=_answer_length(dataset.metadata["splits"]),
+        dataset=dataset.path,
     )
 
 
@@ -249,7 +253,8 @@ def _row_of(line: str, reader: Any) -> str:
 
 def _reader(record: _Record, data: DataSection) -> Any:
     reading = import_named(_ROWS_MODULE)
-    return reading.new_rows(record.preprocess, data, record.classes, record.answer_length)
+    given = (record.preprocess, data, record.classes, record.answer_length, record.dataset)
+    return reading.new_rows(*given)
 
 
 def _document(record: _Record, checkpoint: Artifact) -> Document:
@@ -258,6 +263,7 @@ def _document(record: _Record, checkpoint: Artifact) -> Document:
     settings = dict(record.preprocess.get("settings") or {})
     if record.classes:
         settings["classes"] = list(record.classes)
+    taken = {"tokenizer_of": checkpoint.id} if reader.has_tokenizer else {}
     values = {
         "name": f"{record.pipeline[:_NAME_LENGTH]}-predict",
         "description": f"Predictions of checkpoint {checkpoint.short_id} for a new file.",
@@ -265,7 +271,7 @@ def _document(record: _Record, checkpoint: Artifact) -> Document:
         **({"settings": settings} if settings else {}),
         "data": record.data,
         "stages": {
-            "preprocess": {**reader.preprocess, "tokenizer_of": checkpoint.id},
+            "preprocess": reader.preprocess | taken,
             "predict": {
                 **(reader.predict | (record.predict if _generates(reader) else {})),
                 "checkpoint": checkpoint.id,
@@ -284,6 +290,12 @@ def _generates(reader: Any) -> bool:
     return "max_target_length" in reader.predict
 
 
+def _write_images(folder: Path, images: Mapping[str, bytes]) -> None:
+    for name, content in images.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 def _write_rows(path: Path, reader: Any, files: Sequence[Path]) -> str:
     """Write the usable rows; return their digest."""
     digest, problem = sha256(), ""
@@ -297,6 +309,7 @@ def _write_rows(path: Path, reader: Any, files: Sequence[Path]) -> str:
                     line = f"{row.usable}\n"
                     rows.write(line)
                     digest.update(line.encode())
+                    _write_images(path.parent, row.images)
         if not rows.tell():
             listed = ", ".join(map(str, files))
             raise UsageError(f"{listed}: no row can be predicted; the first: {problem}.")
