@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
@@ -84,7 +84,7 @@ def _chat(options: argparse.Namespace) -> int:
                     sys.stderr.write(_greeting(chat.ready))
                 return _converse(chat, options, is_terminal=is_terminal)
         except ProcessDied as error:
-            raise ProcessDied(f"{error} It said:{_end_of(log)}") from error
+            raise ProcessDied(f"{error} It said:{end_of_log(log)}") from error
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
@@ -115,8 +115,17 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         "top_p": 1.0 if options.top_p is None else options.top_p,
         "seed": options.seed,
         "num_model_shards": options.num_model_shards,
-        "template_kwargs": dict(map(_template_value, options.template)),
+        "template_kwargs": template_kwargs(options.template),
     }
+
+
+def template_kwargs(words: Iterable[str]) -> dict[str, Any]:
+    """Read the words KEY=VALUE of --template.
+
+    Raises:
+        UsageError: a word has another form.
+    """
+    return dict(map(_template_value, words))
 
 
 def _template_value(text: str) -> tuple[str, Any]:
@@ -152,7 +161,7 @@ def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> 
             continue
         asked = [*messages, {"role": "user", "content": text}]
         try:
-            answer = chat.ask(asked)
+            answer = chat.ask(messages=asked)
         except CannotConverse as error:
             if not is_terminal or isinstance(error, ProcessDied):
                 raise
@@ -182,7 +191,8 @@ def _messages(options: argparse.Namespace, *, is_terminal: bool) -> Iterator[str
             yield text
 
 
-def _end_of(log: IO[str]) -> str:
+def end_of_log(log: IO[str]) -> str:
+    """Return the last lines of what the process with the model has printed."""
     log.seek(0)
     lines = log.read().splitlines()[-_LINES_OF_LOG:]
     return "".join(f"\n  {visible(line)}" for line in lines)

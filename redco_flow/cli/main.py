@@ -52,6 +52,7 @@ VERBS = {
     "predict": ("predict", "predict with a checkpoint for the rows of a new file"),
     "export": ("export", "write a checkpoint in the format of transformers or PEFT"),
     "chat": ("chat", "converse with a checkpoint on this machine"),
+    "serve-model": ("serve_model", "answer OpenAI's API with a checkpoint, for trying it"),
     "doctor": ("doctor", "check that a profile can run, and suggest repairs"),
     "clean": ("doctor", "delete finished jobs and caches on a profile's SSH hosts"),
     "schema": ("doctor", "print the JSON Schema of a pipeline file, for editors"),

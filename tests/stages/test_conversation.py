@@ -5,15 +5,20 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 from stage_kinds import predict, preprocess, train
 
 from redco_flow.cli.main import run_command
+from redco_flow.orchestrate.checkpoints.model_server import ModelServer
 from redco_flow.stages.artifacts.predictions import read_predictions
 
 WORDS = ["one", "two", "three", "four", "five", "six"]
@@ -127,6 +132,96 @@ def test_in_a_terminal_a_conversation_begins_anew_and_ends_when_asked(words):
     os.write(main, b"/quit\n")
     assert process.wait(200) == 0
     os.close(main)
+
+
+@pytest.fixture
+def served(shared_bench, trained):
+    """Asks a checkpoint that `redco-flow serve-model` serves: (path, body) -> status, text."""
+    words = ["serve-model", trained[1].id[:12], "-w", str(shared_bench.root / "workspace")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "redco_flow.cli.main", *words, "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    url = next(line.split()[0] for line in process.stderr if line.startswith("http"))
+
+    def ask(path, body, **headers):
+        headers = {"Content-Type": "application/json"} | headers
+        request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=400) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    yield ask
+    process.terminate()
+    assert process.wait(200) == 0
+
+
+@pytest.mark.slow
+def test_a_served_model_gives_the_answer_of_chat_by_openais_api(served, words, capsys):
+    assert run_command([*words, "--message", QUESTION]) == 0
+    answer = capsys.readouterr().out.strip()
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 9, "temperature": 0}
+
+    status, text = served("/chat/completions", asked)
+    cut = json.loads(served("/chat/completions", asked | {"stop": [answer[2:4]]})[1])
+    events = served("/chat/completions", asked | {"stream": True})[1].split("\n\n")
+
+    found = json.loads(text)
+    assert (status, found["object"]) == (200, "chat.completion")
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": answer}
+    assert found["usage"]["completion_tokens"] <= 9
+    assert cut["choices"][0]["message"]["content"] == answer[: answer.index(answer[2:4])].strip()
+    assert cut["choices"][0]["finish_reason"] == "stop"
+    assert events[-2:] == ["data: [DONE]", ""]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
+    assert "".join(one["delta"].get("content", "") for one in choices) == answer
+    assert choices[-1]["finish_reason"] == found["choices"][0]["finish_reason"]
+
+
+@pytest.mark.slow
+def test_a_served_model_continues_texts_repeats_seeds_and_refuses_what_it_cannot_do(served):
+    asked = {"prompt": ["one two", "one two"], "max_tokens": 8, "seed": 3}
+
+    texts = [one["text"] for one in json.loads(served("/completions", asked)[1])["choices"]]
+    other = json.loads(served("/completions", asked | {"seed": 4})[1])["choices"][0]["text"]
+
+    assert texts[0] == texts[1] != other
+    refused = {
+        "logprobs": asked | {"logprobs": 1},
+        "nucleus": asked | {"nucleus": 0.5},
+        "'gpt-4' is not here": asked | {"model": "gpt-4"},
+        "reads 128": asked | {"max_tokens": 500},
+    }
+    for why, body in refused.items():
+        status, text = served("/completions", body)
+        assert (status, why in json.loads(text)["error"]["message"]) == (400, True), text
+    assert served("/completions", asked, Host="example.com")[0] == 403
+    assert served("/completions", asked, **{"Content-Type": "text/plain"})[0] == 400
+
+
+def test_a_server_with_a_token_answers_nothing_without_it():
+    server = ModelServer("127.0.0.1", 0, token="secret")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    request = urllib.request.Request(f"{server.url}/models", headers={"Authorization": "Bearer x"})
+
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=400)
+    server.shutdown()
+
+    assert refused.value.code == 401
+
+
+def test_a_port_that_is_taken_and_an_address_without_a_token_are_refused(trained, shared_bench):
+    words = ["serve-model", trained[1].id, "-w", str(shared_bench.root / "workspace")]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert run_command([*words, "--port", port]) == 2
+    assert run_command([*words, "--host", "0.0.0.0"]) == 2
 
 
 @pytest.mark.slow

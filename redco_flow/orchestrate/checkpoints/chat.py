@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -70,13 +70,16 @@ class Chat:
     ) -> None:
         self._end()
 
-    def ask(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """Return the answer to a conversation, `conversation.Answer` as JSON.
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """Return the answer to a question, `conversation.Answer` as JSON.
+
+        Args:
+            question: fields of `conversation.Question`.
 
         Raises:
             CannotConverse: there is none; the next one may be.
         """
-        return self._say({"messages": list(messages)})
+        return self._say(question)
 
     def _say(self, value: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -1,9 +1,8 @@
 """Answer a conversation turn by turn with a checkpoint, in a process of its own.
 
 `python -m redco_flow.stages.predict.conversation` reads lines of JSON from standard input and
-writes one for each: first a `Request`, answered by a `Ready`, then {"messages": […]}, answered by
-an `Answer`; or {"error": …}. It ends with its input. Whatever else is printed goes to standard
-error.
+writes one for each: first a `Request`, answered by a `Ready`, then a `Question`, answered by an
+`Answer`; or {"error": …}. It ends with its input. Whatever else is printed goes to standard error.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO
@@ -31,6 +30,7 @@ from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.text.chat import ChatTemplate
 from redco_flow.text.conversations import BadConversation, Conversation, check_messages
+from redco_flow.text.stop_strings import cut_before
 
 _RECIPE = "chat"
 _SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
@@ -60,6 +60,24 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A prompt that the model continues.
+
+    Args:
+        messages: a conversation that ends with a question.
+        prompt: a text, instead of a conversation.
+        changes: fields of the `Request` with other values for this question alone; draws with the
+            same `seed` are the same, and without one each question has other draws.
+        stop: strings of which the first that the answer has ends it, and is left out.
+    """
+
+    messages: Sequence[Mapping[str, Any]] | None = None
+    prompt: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    stop: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Ready:
     """A loaded model that can answer.
 
@@ -81,7 +99,7 @@ class Answer:
     Args:
         num_tokens: of it, with what ends it.
         num_prompt_tokens: that it read.
-        is_whole: whether it ended by itself, and not at `max_new_tokens`.
+        is_whole: whether it ended by itself or a stop string, and not at `max_new_tokens`.
         seconds: that it took; the first of a longer prompt compiles.
     """
 
@@ -127,12 +145,12 @@ class Conversant:
         shapes, batch = recipe.abstract_params(), recipe.collate_fn([example])
         self._rules = self._deployer.get_sharding_rules(shapes, recipe.loss_fn, batch, None, False)
         self._params = self._checkpoint.load_params(recipe, self._deployer, self._rules)
-        self._predictors: dict[int, Predictor] = {}
+        self._predictors: dict[tuple[int, Generation], Predictor] = {}
         likelihoods = recipe.token_likelihoods
         assert likelihoods is not None, "every decoder-only model tells how likely tokens are"
         self.ready = Ready(record.recipe, record.step, describe_devices(), likelihoods.max_length)
 
-    def answer(self, messages: Sequence[Mapping[str, Any]], turn: int) -> Answer:
+    def answer(self, question: Question, turn: int) -> Answer:
         """Return what the assistant says next.
 
         Args:
@@ -142,50 +160,64 @@ class Conversant:
             BadConversation: there is nothing to answer, or the template fails.
             ArtifactError: the conversation is longer than the model reads.
         """
-        asked = [dict(message) for message in messages]
-        check_messages(asked, ends_with_answer=False)
-        ids = self._template.encode_prompt(Conversation(asked))
+        request = replace(self._request, **question.changes)
+        seed = request.seed if "seed" in question.changes else request.seed + turn
+        ids = self._ids(question)
         began = monotonic()
-        predictor = self._predictor(self._width(len(ids)))
+        predictor = self._predictor(self._width(len(ids), request.max_new_tokens), request)
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
-        (tokens,) = predictor.predict([example], self._params, seed=self._request.seed + turn)
+        (tokens,) = predictor.predict([example], self._params, seed=seed)
         tokenizer = self._template.tokenizer
         ends = end_ids(self._checkpoint.record.model)
         (text,) = tokenizer.decode_until_end(np.asarray([tokens]), ends)
         num_said = len(tokenizer.until_end(np.asarray(tokens).tolist(), ends))
         is_whole = num_said < len(tokens)
         took = monotonic() - began
-        return Answer(text.strip(), num_said + is_whole, len(ids), is_whole, took)
+        if (kept := cut_before(text, question.stop)) != text:
+            text, is_whole = kept, True
+        text = text if question.messages is None else text.strip()
+        return Answer(text, num_said + is_whole, len(ids), is_whole, took)
 
-    def _width(self, num_tokens: int) -> int:
+    def _ids(self, question: Question) -> list[int]:
+        if question.messages is None:
+            (ids,) = self._template.tokenizer.encode_batch([question.prompt or ""])
+            if not ids:
+                raise BadConversation("the prompt is empty.")
+            return ids
+        asked = [dict(message) for message in question.messages]
+        check_messages(asked, ends_with_answer=False)
+        return self._template.encode_prompt(Conversation(asked))
+
+    def _width(self, num_tokens: int, max_new_tokens: int) -> int:
         """The width that a prompt is padded to."""
-        room = self.ready.max_length - self._request.max_new_tokens
+        room = self.ready.max_length - max_new_tokens
         if num_tokens > room:
             raise ArtifactError(
                 f"the conversation has {num_tokens} tokens, and the model reads "
-                f"{self.ready.max_length}, of which an answer may take "
-                f"{self._request.max_new_tokens}: begin a new one, or lower --max-new-tokens."
+                f"{self.ready.max_length}, of which an answer may take {max_new_tokens}: begin a "
+                "new one, or lower --max-new-tokens."
             )
         width = _SMALLEST_WIDTH
         while width < num_tokens:
             width *= 2
         return min(width, room)
 
-    def _predictor(self, width: int) -> Predictor:
-        if width not in self._predictors:
-            request, recipe = self._request, self._recipe(width)
-            sampling = None
-            if request.temperature is not None:
-                sampling = RandomChoice(request.temperature, request.top_k, request.top_p)
-            generation = Generation(max_length=request.max_new_tokens, sampling=sampling)
-            self._predictors[width] = Predictor(
+    def _predictor(self, width: int, request: Request) -> Predictor:
+        sampling = None
+        if request.temperature is not None:
+            sampling = RandomChoice(request.temperature, request.top_k, request.top_p)
+        generation = Generation(max_length=request.max_new_tokens, sampling=sampling)
+        key = (width, generation)
+        if key not in self._predictors:
+            recipe = self._recipe(width)
+            self._predictors[key] = Predictor(
                 self._deployer,
                 collate_fn=recipe.collate_for_prediction,
                 pred_fn=recipe.make_pred_fn(generation),
                 sharding_rules=self._rules,
                 batch_size=self._deployer.num_data_shards,
             )
-        return self._predictors[width]
+        return self._predictors[key]
 
     def _recipe(self, width: int) -> Recipe:
         return self._checkpoint.build_recipe(width, 2, recipe=_RECIPE)
@@ -200,7 +232,7 @@ def main(lines: Iterable[str], answers: TextIO) -> None:
         if conversant is None:
             conversant = Conversant(Request(**json.loads(line)))
             return conversant.ready
-        return conversant.answer(json.loads(line)["messages"], turn)
+        return conversant.answer(Question(**json.loads(line)), turn)
 
     for answer in _answers(lines, said):
         answers.write(json.dumps(answer, ensure_ascii=False) + "\n")

@@ -1,0 +1,116 @@
+"""The verb serve-model: a checkpoint behind OpenAI's API, for trying it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from typing import Any
+
+from redco_flow.cli.arguments import Verbs, add_checkpoint, add_workspace, workspace_path
+from redco_flow.cli.chat import end_of_log, template_kwargs
+from redco_flow.cli.text import short_id
+from redco_flow.errors import UsageError
+from redco_flow.tracking.workspace import Workspace
+
+TOKEN_VARIABLE = "REDCO_FLOW_MODEL_TOKEN"  # noqa: S105 (a name)
+_PORT = 8000
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verb."""
+    serve = verbs.add("serve-model", _serve)
+    add_checkpoint(serve)
+    serve.add_argument(
+        "--port", type=int, default=_PORT, metavar="N", help=f"port; 0 takes a free one ({_PORT})"
+    )
+    serve.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help=f"address to listen at (127.0.0.1); others need a token in {TOKEN_VARIABLE}",
+    )
+    serve.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longest answer where a request gives no limit, in tokens (256)",
+    )
+    serve.add_argument(
+        "--template",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="argument of the chat template, such as enable_thinking=false",
+    )
+    serve.add_argument(
+        "--num-model-shards",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that share the model (1)",
+    )
+    add_workspace(serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
+    from redco_flow.orchestrate.checkpoints.completions import Completions
+    from redco_flow.orchestrate.checkpoints.export import find_checkpoint
+
+    request = _request(options)
+    checkpoint = find_checkpoint(Workspace(workspace_path(options).absolute()), options.checkpoint)
+    names = list(dict.fromkeys([short_id(checkpoint.id), options.checkpoint, checkpoint.id]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        _listening(options) as server,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+    ):
+        sys.stderr.write(f"loading checkpoint {names[0]}\n")
+        try:
+            with Chat({"checkpoint": str(checkpoint.path), **request}, log.fileno()) as chat:
+                server.completions = Completions(chat, names)
+                sys.stderr.write(f"{server.url} answers as model {names[0]}; Ctrl-C ends it\n")
+                server.serve_forever()
+                if server.died is not None:
+                    raise server.died
+        except ProcessDied as error:
+            raise ProcessDied(f"{error} It said:{end_of_log(log)}") from error
+        except KeyboardInterrupt:
+            sys.stderr.write("ended\n")
+    return 0
+
+
+def _request(options: argparse.Namespace) -> dict[str, Any]:
+    for name in ("max_new_tokens", "num_model_shards"):
+        if (value := getattr(options, name)) <= 0:
+            raise UsageError(f"--{name.replace('_', '-')} {value} must be above 0.")
+    return {
+        "max_new_tokens": options.max_new_tokens,
+        "num_model_shards": options.num_model_shards,
+        "template_kwargs": template_kwargs(options.template),
+    }
+
+
+def _listening(options: argparse.Namespace) -> Any:
+    """Return the server, before the model is loaded: a port that is taken is known at once."""
+    from redco_flow.orchestrate.checkpoints.model_server import LOOPBACK, ModelServer
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if options.host not in LOOPBACK and not token:
+        raise UsageError(
+            f"--host {options.host}: other machines could ask the model. Set {TOKEN_VARIABLE} to a "
+            "token that requests must have as `Authorization: Bearer TOKEN`."
+        )
+    if not 0 <= options.port < 1 << 16:
+        raise UsageError(f"--port {options.port}: ports are 0 to 65535.")
+    try:
+        return ModelServer(options.host, options.port, token)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen at {options.host}, port {options.port} ({error.strerror or error}). "
+            "Give another --port, or 0 for a free one."
+        ) from error

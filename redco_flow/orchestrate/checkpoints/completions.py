@@ -1,0 +1,211 @@
+"""Answers of a checkpoint in the form of OpenAI's API: chat completions and completions.
+
+Of a request's keys those are read that change what is generated here; others that would change an
+answer are refused by name. Reference: https://platform.openai.com/docs/api-reference
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from redco_flow.orchestrate.checkpoints.chat import Chat
+
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+
+
+class BadRequest(ValueError):
+    """A request that cannot be answered; says which key is wrong."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class _Message(BaseModel):
+    role: str
+    content: str | list[_Part] = ""
+
+    def plain(self) -> dict[str, str]:
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _Settings(BaseModel):
+    """The keys that both kinds of requests have."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    user: str | None = None
+    # With these values they change nothing, and clients send them.
+    n: Literal[1] | None = None
+    best_of: Literal[1] | None = None
+    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Literal[0] | None = None
+    logprobs: Literal[False] | None = None
+    echo: Literal[False] | None = None
+
+    def question(self) -> dict[str, Any]:
+        """The fields of `conversation.Question` that are not the prompt's."""
+        changes: dict[str, Any] = {"temperature": None}
+        if self.temperature > 0:
+            changes = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        if (limit := self.limit) is not None:
+            changes["max_new_tokens"] = limit
+        if self.seed is not None:
+            changes["seed"] = self.seed
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        return {"changes": changes, "stop": [one for one in stop or () if one]}
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer."""
+        return self.max_tokens
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether the last event of a stream counts tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class _ChatRequest(_Settings):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        return [{"messages": [message.plain() for message in self.messages]}]
+
+
+class _TextRequest(_Settings):
+    prompt: str | Annotated[list[str], Field(min_length=1)]
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        texts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [{"prompt": text} for text in texts]
+
+
+class Completions:
+    """Answers requests by one checkpoint, one after the other.
+
+    Args:
+        chat: the checkpoint's process; a call at a time.
+        names: what requests may call the model, the first one is in answers.
+    """
+
+    def __init__(self, chat: Chat, names: Sequence[str]) -> None:
+        self._chat, self._names = chat, names
+
+    def models(self) -> dict[str, Any]:
+        """Return the list of models."""
+        model = {"id": self._names[0], "object": "model", "created": 0, "owned_by": "redco-flow"}
+        return {"object": "list", "data": [model]}
+
+    def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return the response to a request; of one with `stream`, the events.
+
+        Args:
+            path: CHAT_PATH or TEXT_PATH.
+
+        Raises:
+            BadRequest: a key is missing, unknown or has a value that is not supported.
+            CannotConverse: the model gives no answer; says why.
+        """
+        is_chat = path == CHAT_PATH
+        request = _read(_ChatRequest if is_chat else _TextRequest, body)
+        if request.model not in (None, *self._names):
+            raise BadRequest(f"model: {request.model!r} is not here; {self._names[0]!r} is.")
+        settings = request.question()
+        found = [self._chat.ask(**prompt, **settings) for prompt in request.prompts]
+        made = _Made(is_chat=is_chat, model=self._names[0])
+        if request.stream:
+            return [*made.events(found, with_usage=request.streams_usage)]
+        return made.response(found)
+
+
+def _read(kind: type[_ChatRequest | _TextRequest], body: Mapping[str, Any]) -> Any:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = ".".join(map(str, found["loc"])) or "body"
+        raise BadRequest(f"{where}: {found['msg']}") from error
+
+
+class _Made:
+    """Forms the response to one request."""
+
+    def __init__(self, *, is_chat: bool, model: str) -> None:
+        self._is_chat = is_chat
+        kind = "chat.completion" if is_chat else "text_completion"
+        prefix = "chatcmpl" if is_chat else "cmpl"
+        self._common = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def response(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        choices = [
+            {**self._content(index, answer["text"]), **_reason(answer)}
+            for index, answer in enumerate(found)
+        ]
+        return {**self._common, "choices": choices, "usage": _usage(found)}
+
+    def events(
+        self, found: Sequence[Mapping[str, Any]], *, with_usage: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Yield each answer as one event, and its end as another."""
+        common = dict(self._common)
+        if self._is_chat:
+            common["object"] = "chat.completion.chunk"
+        open_ended = {"finish_reason": None, "logprobs": None}
+        for index, answer in enumerate(found):
+            said = self._content(index, answer["text"], key="delta") | open_ended
+            yield {**common, "choices": [said]}
+            nothing: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
+            yield {**common, "choices": [{"index": index, **nothing, **_reason(answer)}]}
+        if with_usage:
+            yield {**common, "choices": [], "usage": _usage(found)}
+
+    def _content(self, index: int, text: str, key: str = "message") -> dict[str, Any]:
+        if not self._is_chat:
+            return {"index": index, "text": text}
+        return {"index": index, key: {"role": "assistant", "content": text}}
+
+
+def _reason(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"finish_reason": "stop" if answer["is_whole"] else "length", "logprobs": None}
+
+
+def _usage(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    asked = sum(answer["num_prompt_tokens"] for answer in found)
+    said = sum(answer["num_tokens"] for answer in found)
+    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
