@@ -40,6 +40,8 @@ VERBS = {
     "du": ("disk", "show what uses the workspace's disk space"),
     "rm": ("disk", "delete the artifacts, work and logs of runs; their records stay"),
     "gc": ("disk", "delete what is not needed of old runs, or what no run refers to"),
+    "bundle": ("bundle", "write a run's or checkpoint's artifacts and lineage to a tar file"),
+    "unbundle": ("bundle", "take a bundle's artifacts into this workspace"),
     "diff": ("compare", "compare two runs: settings, data, code, scores"),
     "compare": ("compare", "compare several runs: settings that differ, metrics"),
     "history": ("compare", "list the runs of one pipeline over time, oldest first"),

@@ -81,7 +81,7 @@ def stage_files(
     if unknown := sorted(set(digests) - set(files)):
         raise ArtifactError(f"{source}: digests are given for files not there: {unknown}.")
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = _hidden(directory)
+    temporary = hidden_directory(directory)
     temporary.mkdir()
     try:
         entries = [
@@ -117,7 +117,7 @@ def is_as_written(manifest: Manifest) -> bool:
 def put_in_place(temporary: Path, final: Path) -> None:
     """Give the finished directory its name; a damaged one that has it is removed."""
     if final.exists():
-        damaged = _hidden(final.parent)
+        damaged = hidden_directory(final.parent)
         final.rename(damaged)
         temporary.rename(final)
         discard(damaged)
@@ -149,8 +149,8 @@ def clean_after_dead_publishers(directory: Path) -> None:
             discard(directory / name)
 
 
-def _hidden(directory: Path) -> Path:
-    """A new name; no host name, boot id or number has a `~`."""
+def hidden_directory(directory: Path) -> Path:
+    """Return a new name, with this process in it; no host name, boot id or number has a `~`."""
     me = ProcessIdentity.current()
     words = (_MARK, me.host, me.boot_id, str(me.pid), str(me.start_time), secrets.token_hex(4))
     return directory / "~".join(words)
