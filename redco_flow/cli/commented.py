@@ -12,7 +12,7 @@ _COMMENTS = {
     "name": "begins the ids of its runs",
     "recipe": "what is learnt; docs/guides/pipelines.md lists all recipes",
     "settings": "of the recipe",
-    "settings.max_length": "the most tokens of a prompt with an answer; longer rows are left out",
+    "settings.max_length": "tokens of a prompt with an answer; longer rows are left out",
     "settings.image_size": "images are resized to this number of rows and columns",
     "settings.loss": "orpo needs no reference model",
     "model": "the model that is trained",
@@ -41,7 +41,7 @@ _COMMENTS = {
     "preprocess.max_source_length": "tokens of an input text; more is cut off and counted",
     "preprocess.max_target_length": "tokens of a target text; more is cut off and counted",
     "preprocess.max_length": "tokens of a conversation; more is cut off and counted",
-    "reference": "how likely the untrained model finds each answer; DPO compares with it",
+    "reference": "scores each answer by the untrained model, with which DPO compares",
     "train": "writes checkpoints",
     "train.num_epochs": "passes over the training rows",
     "train.global_batch_size": "rows for each update, over all devices",
@@ -56,6 +56,7 @@ _COMMENTS = {
     "train.frozen_dtype": "the precision of the parameters that stay fixed",
     "predict": "predicts for the test rows",
     "predict.checkpoint": "the best one by this score",
+    "predict.prompt_length": "tokens of a text that are given; the rest is generated",
     "evaluate": "compares the predictions with the test rows",
     "evaluate.metrics": "listed in docs/guides/pipelines.md",
     "kind": "what the stage does",
@@ -68,7 +69,7 @@ _COMMENTS = {
 
 
 def commented_yaml(values: Mapping[str, Any]) -> str:
-    """Return a pipeline as YAML text, a comment for each key; every key must have one here."""
+    """Return a pipeline as YAML text, with the comment of each key from the table above."""
     return "".join(f"{line}\n" for line in _lines(values, ()))
 
 

@@ -63,27 +63,16 @@ def _init(options: argparse.Namespace) -> int:
     if options.list:
         _print_ready()
         return 0
-    given = options.directory
-    if given is None:
-        raise UsageError("name the DIRECTORY to write, or --list for the ready configurations.")
-    if not given.isprintable() or not 0 < len(given) <= _MAX_CHARACTERS:
-        raise UsageError(
-            f"{shown(given)} is not a folder's name: give 1 to {_MAX_CHARACTERS} printable "
-            "characters."
-        )
-    folder = Path(given)
-    with suppress(FileNotFoundError, NotADirectoryError):
-        folder.lstat()  # a name that is too long is refused before any folder is made
-    notes: list[str] = []
-    if options.data is None:
-        needed = {"--recipe": options.recipe, "--model": options.model, "--from": options.ready}
-        for name, value in {**needed, "--columns": options.columns}.items():
-            if value is not None:
-                raise UsageError(f"{name} needs --data PATH: the file or folder to learn from.")
-        project, name = _project(), "dates"
-    else:
+    folder = _new_folder(options.directory)
+    if options.data is not None:
         project, name, notes = _project_of_data(options)
-    files = {folder / name: text for name, text in project.items()}
+    else:
+        needed = {"--recipe": options.recipe, "--model": options.model, "--from": options.ready}
+        for option, value in {**needed, "--columns": options.columns}.items():
+            if value is not None:
+                raise UsageError(f"{option} needs --data PATH: the file or folder to learn from.")
+        project, name, notes = _project(), "dates", []
+    files = {folder / path: text for path, text in project.items()}
     there = [str(path) for path in files if path.exists()]
     if there:
         raise UsageError(f"already there, nothing was written: {', '.join(there)}.")
@@ -94,6 +83,20 @@ def _init(options: argparse.Namespace) -> int:
     print("\n".join([*notes, *([""] if notes else []), *map(str, files)]))
     print(f"\ncd {folder} && redco-flow run pipelines/{name}.yaml")
     return 0
+
+
+def _new_folder(given: str | None) -> Path:
+    if given is None:
+        raise UsageError("name the DIRECTORY to write, or --list for the ready configurations.")
+    if not given.isprintable() or not 0 < len(given) <= _MAX_CHARACTERS:
+        raise UsageError(
+            f"{shown(given)} is not a folder's name: give 1 to {_MAX_CHARACTERS} printable "
+            "characters."
+        )
+    folder = Path(given)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        folder.lstat()  # a name that is too long is refused before any folder is made
+    return folder
 
 
 def _print_ready() -> None:

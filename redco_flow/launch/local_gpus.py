@@ -36,7 +36,7 @@ def count_local_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def gpu_memory_gib() -> float | None:
-    """Return the memory of the smallest GPU here, by nvidia-smi; None where it does not tell."""
+    """Return the memory of the smallest GPU here, by nvidia-smi; None where that fails."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -38,12 +38,10 @@ class Column(StrictModel):
 
 
 class Fit(StrictModel):
-    """Columns that are data of a recipe, all of them.
+    """Columns that are data of a recipe, all of them, and more keys of the section `data`.
 
-    Args:
-        columns: by the key of the pipeline's `data` that names it: `columns.NAME` of a recipe of
-            rows; other keys are names that cannot be changed.
-        data: more keys of the section.
+    The columns are by the key of `data` that names them (`columns.NAME` of a recipe of rows);
+    other keys are names that cannot be changed.
     """
 
     columns: dict[str, Column]
@@ -67,11 +65,9 @@ class Starter(StrictModel):
         scratch: the model section of a small model without published parameters.
         settings, scratch_settings: of the recipe, around a published model and around `scratch`.
         lengths: the preprocess stage's lengths in tokens (`settings.X`: the recipe's), each with
-            the columns whose texts together it limits.
-        max_tokens: the longest length.
+            the columns whose texts together it limits; max_tokens: the longest.
         learning_rates: of a published model, and of one from scratch.
-        data, train: more keys of the data section and of the train stage; `scratch_data` of the
-            data section with a tokenizer that is trained.
+        data, train: more keys of these sections; `scratch_data`: with a tokenizer that is trained.
         uses_lora: whether published models are trained by low-rank factors.
         best: the score that chooses the checkpoint.
         metrics: of the evaluate stage.

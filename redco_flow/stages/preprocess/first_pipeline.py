@@ -214,6 +214,8 @@ def _stages(choice: _Choice, settings: Mapping[str, Any]) -> dict[str, Any]:
     if choice.num_model_shards > 1:
         placed["num_model_shards"] = choice.num_model_shards
     scored = {"batch_size": 16 * choice.num_replicas, **placed}
+    if "text_key" in choice.found.names:  # a text of as many tokens would have no rest to predict
+        scored["prompt_length"] = max(1, min(16, choice.lengths["max_target_length"] // 4 - 2))
     compared, reference = {}, {}
     if find_recipe(choice.found.recipe).compares(settings):
         compared = {"reference_scores": "reference"}

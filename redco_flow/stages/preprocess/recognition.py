@@ -61,7 +61,7 @@ class Recognised:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """How well the columns fit: more names that match, then more columns."""
+        """The order of fits: more names that match, then more columns."""
         return len(self.by_name), len(self.names)
 
 
