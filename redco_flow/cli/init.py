@@ -124,7 +124,7 @@ def _project_of_data(options: argparse.Namespace) -> tuple[dict[str, str], str, 
     name = re.sub(r"[^a-z0-9]+", "_", options.data.name.partition(".")[0].lower()).strip("_")
     name = name[:_NAME_LENGTH] if name[:1].isalpha() else f"data_{name}"[:_NAME_LENGTH].strip("_")
     num_gpus = count_local_gpus(os.environ) or 0
-    first = import_named(_FIRST_PIPELINE).first_pipeline(
+    values, notes = import_named(_FIRST_PIPELINE).first_pipeline(
         options.data,
         name=name,
         recipe=options.recipe,
@@ -135,14 +135,14 @@ def _project_of_data(options: argparse.Namespace) -> tuple[dict[str, str], str, 
         memory_gib=gpu_memory_gib() if num_gpus else None,
     )
     path = Path("pipelines", f"{name}.yaml")
-    head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}", *first.notes))
-    text = head + commented_yaml(first.values)
+    head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}", *notes))
+    text = head + commented_yaml(values)
     source = f"the pipeline for {options.data}"
     document = Document(read_yaml(text, source).values, {(): Origin(source)})
     load_pipeline(PipelineFile(path, document, ()), looks_into_data=True)
     profile = (_TEXTS / "profile.yaml").read_text().replace("dates.yaml", path.name)
     files = {str(path): text, "cluster_profiles/mine.yaml": profile}
-    return {**files, ".gitignore": (_TEXTS / "gitignore").read_text()}, name, first.notes
+    return {**files, ".gitignore": (_TEXTS / "gitignore").read_text()}, name, notes
 
 
 def _project() -> dict[str, str]:

@@ -355,13 +355,15 @@ def test_a_model_in_a_folder_is_used_and_one_of_another_family_refused(here, cap
 def test_sizes_are_those_of_the_devices(here, model, num_gpus, memory_gib, shards):
     file = write(here / "data.jsonl", rows_of(KNOWN["conversations"][2]))
 
-    made = first_pipeline(file, name="d", model=model, num_gpus=num_gpus, memory_gib=memory_gib)
+    values, _ = first_pipeline(
+        file, name="d", model=model, num_gpus=num_gpus, memory_gib=memory_gib
+    )
 
-    train = made.values["stages"]["train"]
+    train = values["stages"]["train"]
     assert train.get("num_model_shards", 1) == shards
     assert train["resources"] == {"gpus_per_host": num_gpus}
     assert train["lora"]["rank"] == 16
-    assert ("frozen_dtype" in train, "dtype" in made.values["model"]) == (num_gpus > 0,) * 2
+    assert ("frozen_dtype" in train, "dtype" in values["model"]) == (num_gpus > 0,) * 2
     at_once = train["per_device_batch_size"] * max(1, num_gpus // shards)
     assert train["global_batch_size"] % at_once == 0
 

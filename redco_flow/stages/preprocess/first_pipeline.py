@@ -35,14 +35,6 @@ _LORA = {"rank": 16, "alpha": 32, "targets": "all-linear"}
 
 
 @dataclass(frozen=True)
-class FirstPipeline:
-    """A pipeline, and a line about each thing that was found or chosen."""
-
-    values: dict[str, Any]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
 class _Choice:
     """The recipe, model and devices, on which all sizes depend.
 
@@ -125,8 +117,8 @@ def first_pipeline(
     columns: Sequence[str] | None = None,
     num_gpus: int = 0,
     memory_gib: float | None = None,
-) -> FirstPipeline:
-    """Return a pipeline that trains on a file or folder.
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a pipeline that trains on a file or folder, and lines about all that was chosen.
 
     Args:
         name: of the pipeline.
@@ -161,7 +153,7 @@ def first_pipeline(
         "data": _data(path, choice),
         "stages": _stages(choice, settings),
     }
-    return FirstPipeline(values, list(_notes(path, choice)))
+    return values, list(_notes(path, choice))
 
 
 def _model(starter: Starter, given: str | None, num_gpus: int) -> tuple[str, float]:

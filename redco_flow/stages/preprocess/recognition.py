@@ -59,11 +59,6 @@ class Recognised:
     names: Mapping[str, str]
     by_name: frozenset[str]
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """The order of fits: more names that match, then more columns."""
-        return len(self.by_name), len(self.names)
-
 
 def read_head(path: Path) -> Head:
     """Read the first rows.
@@ -159,7 +154,9 @@ def recognise(
         for fit in table[name].fits
         if (one := _match(name, fit, values)) is not None
     ]
-    best = [one for one in found if one.rank == max(other.rank for other in found)]
+    # More names that match count first, then more columns.
+    ranks = [(len(one.by_name), len(one.names)) for one in found]
+    best = [one for one, rank in zip(found, ranks, strict=True) if rank == max(ranks)]
     names = list(dict.fromkeys(one.recipe for one in best))
     if len(names) == 1:
         return best[0]
