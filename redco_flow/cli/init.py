@@ -1,10 +1,12 @@
-"""The verb init: a small project of one's own that runs."""
+"""The verb init: write a small project that runs, for an example or for the user's data."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import io
+import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, timedelta
@@ -12,9 +14,11 @@ from pathlib import Path
 
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import UsageError
-from redco_flow.spec.names import shown
+from redco_flow.spec.names import import_named, shown
 
 _TEXTS = Path(__file__).parent / "project"
+_FIRST_PIPELINE = "redco_flow.stages.preprocess.first_pipeline"  # loaded by name: it is a stage's
+_NAME_LENGTH = 40
 _FORMATS = ("%d %B %Y", "%B %d, %Y", "%d/%m/%Y", "%b %d %Y")
 _MAX_CHARACTERS = 1000
 _NUM_DATES = 4000
@@ -26,12 +30,64 @@ def register(verbs: Verbs) -> None:
     """Declare the verb."""
     init = verbs.add("init", _init)
     init.add_argument(
-        "directory", metavar="DIRECTORY", help="new folder, or one without files of these names"
+        "directory",
+        nargs="?",
+        metavar="DIRECTORY",
+        help="new folder, or one without files of these names",
     )
+    init.add_argument(
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="your data: csv, tsv, jsonl, json, parquet, arrow, or a folder of files or images",
+    )
+    init.add_argument("--recipe", metavar="RECIPE", help="what to learn (default: recognise it)")
+    init.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a name on the hub, a folder, or `scratch`: a small model that needs no download",
+    )
+    init.add_argument(
+        "--columns",
+        type=lambda text: text.split(","),
+        metavar="A,B",
+        help="use only these columns of the data, the target last",
+    )
+    init.add_argument(
+        "--from", dest="ready", metavar="NAME", help="recipe and model of this ready configuration"
+    )
+    init.add_argument("--list", action="store_true", help="list the ready configurations and exit")
 
 
 def _init(options: argparse.Namespace) -> int:
-    given = options.directory
+    if options.list:
+        _print_ready()
+        return 0
+    folder = _new_folder(options.directory)
+    if options.data is not None:
+        project, name, notes = _project_of_data(options)
+    else:
+        needed = {"--recipe": options.recipe, "--model": options.model, "--from": options.ready}
+        for option, value in {**needed, "--columns": options.columns}.items():
+            if value is not None:
+                raise UsageError(f"{option} needs --data PATH: the file or folder to learn from.")
+        project, name, notes = _project(), "dates", []
+    files = {folder / path: text for path, text in project.items()}
+    there = [str(path) for path in files if path.exists()]
+    if there:
+        raise UsageError(f"already there, nothing was written: {', '.join(there)}.")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+    print("\n".join([*notes, *([""] if notes else []), *map(str, files)]))
+    print(f"\ncd {folder} && redco-flow run pipelines/{name}.yaml")
+    return 0
+
+
+def _new_folder(given: str | None) -> Path:
+    if given is None:
+        raise UsageError("name the DIRECTORY to write, or --list for the ready configurations.")
     if not given.isprintable() or not 0 < len(given) <= _MAX_CHARACTERS:
         raise UsageError(
             f"{shown(given)} is not a folder's name: give 1 to {_MAX_CHARACTERS} printable "
@@ -40,17 +96,53 @@ def _init(options: argparse.Namespace) -> int:
     folder = Path(given)
     with suppress(FileNotFoundError, NotADirectoryError):
         folder.lstat()  # a name that is too long is refused before any folder is made
-    files = {folder / name: text for name, text in _project().items()}
-    there = [str(path) for path in files if path.exists()]
-    if there:
-        raise UsageError(f"already there, nothing was written: {', '.join(there)}.")
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
-    print("\n".join(str(path) for path in files))
-    print(f"\ncd {folder} && redco-flow run pipelines/dates.yaml")
-    return 0
+    return folder
+
+
+def _print_ready() -> None:
+    ready = import_named(_FIRST_PIPELINE).ready_configurations()
+    for name, (model, recipe, task, _) in ready.items():
+        print(f"{name:<18} {model:<36} {recipe:<21} {task}")
+    print("\ncolumns of the data:")
+    for recipe, columns in {one[1]: one[3] for one in ready.values()}.items():
+        print(f"  {recipe}: {columns}")
+    print("\nredco-flow init DIRECTORY --from NAME --data PATH")
+
+
+def _project_of_data(options: argparse.Namespace) -> tuple[dict[str, str], str, list[str]]:
+    """Return the files, the pipeline's name, and notes.
+
+    Raises:
+        UsageError, ConfigError: no pipeline can be made that loads.
+    """
+    from redco_flow.cli.commented import commented_yaml
+    from redco_flow.launch.local_gpus import count_local_gpus, gpu_memory_gib
+    from redco_flow.spec.document import Document, Origin
+    from redco_flow.spec.load import PipelineFile, load_pipeline
+    from redco_flow.spec.yaml import read_yaml
+
+    name = re.sub(r"[^a-z0-9]+", "_", options.data.name.partition(".")[0].lower()).strip("_")
+    name = name[:_NAME_LENGTH] if name[:1].isalpha() else f"data_{name}"[:_NAME_LENGTH].strip("_")
+    num_gpus = count_local_gpus(os.environ) or 0
+    values, notes = import_named(_FIRST_PIPELINE).first_pipeline(
+        options.data,
+        name=name,
+        recipe=options.recipe,
+        model=options.model,
+        ready=options.ready,
+        columns=options.columns,
+        num_gpus=num_gpus,
+        memory_gib=gpu_memory_gib() if num_gpus else None,
+    )
+    path = Path("pipelines", f"{name}.yaml")
+    head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}", *notes))
+    text = head + commented_yaml(values)
+    source = f"the pipeline for {options.data}"
+    document = Document(read_yaml(text, source).values, {(): Origin(source)})
+    load_pipeline(PipelineFile(path, document, ()), looks_into_data=True)
+    profile = (_TEXTS / "profile.yaml").read_text().replace("dates.yaml", path.name)
+    files = {str(path): text, "cluster_profiles/mine.yaml": profile}
+    return {**files, ".gitignore": (_TEXTS / "gitignore").read_text()}, name, notes
 
 
 def _project() -> dict[str, str]:

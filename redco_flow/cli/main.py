@@ -23,7 +23,7 @@ from redco_flow.terminal_text import VisibleStream
 
 # In the order of the help page: each verb's module in `redco_flow.cli`, and its summary.
 VERBS = {
-    "init": ("init", "write a small example project: pipeline, profile, data"),
+    "init": ("init", "write a project: a pipeline for your own file, or an example"),
     "run": ("run", "run a pipeline"),
     "plan": ("run", "print what a run would do, and why"),
     "resume": ("run", "continue a run that was interrupted, failed or cancelled"),

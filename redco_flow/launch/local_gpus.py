@@ -5,6 +5,7 @@ Looks at the device files of NVIDIA's driver and at the variables that hide GPUs
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,3 +33,13 @@ def count_local_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -
     if visible is None:
         return count
     return min(count, sum(one.strip() not in ("", "-1") for one in visible.split(",")))
+
+
+def gpu_memory_gib() -> float | None:
+    """Return the memory of the smallest GPU here, by nvidia-smi; None where that fails."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return min(map(float, done.stdout.split())) / 1024
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

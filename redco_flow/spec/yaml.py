@@ -360,13 +360,31 @@ class _Dumper(yaml.SafeDumper):
     """Quotes every text that our reader would take for something else."""
 
 
+class _InlineDumper(_Dumper):
+    """Also writes each text on one line."""
+
+
 def write_yaml(values: Any) -> str:
     """Return values as YAML text: keys in their order, no aliases, unicode as it is."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
+def inline_yaml(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    text = yaml.dump(
+        [value],
+        Dumper=_InlineDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=True,
+        width=math.inf,
+    )
+    return text.strip()[1:-1]
+
+
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None if _is_read_as(text) else "'"
+    style = '"' if "\n" in text and isinstance(dumper, _InlineDumper) else style
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

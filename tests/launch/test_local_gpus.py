@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redco_flow.launch.local_gpus import count_local_gpus
+from redco_flow.launch.local_gpus import count_local_gpus, gpu_memory_gib
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,17 @@ def test_gpus_are_counted_by_device_files_and_variables(tmp_path, files, environ
         (tmp_path / name).touch()
 
     assert count_local_gpus(environ, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"), [("81920\n40960\n", 40.0), ("[N/A]\n", None), ("", None)]
+)
+def test_the_memory_of_the_smallest_gpu_is_what_nvidia_smi_prints(
+    tmp_path, monkeypatch, printed, expected
+):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{printed}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert gpu_memory_gib() == expected
