@@ -21,6 +21,7 @@ from typing import Any
 from api_page import api_page
 
 from redco_flow.cli.main import build_parser
+from redco_flow.spec.other_names import OTHER_NAMES
 from redco_flow.spec.profile import profile_model
 from redco_flow.spec.schema import json_schema
 
@@ -54,6 +55,7 @@ def reference_pages() -> dict[str, str]:
         "profile.md": _profile_page(),
         "commands.md": _commands_page(),
         "api.md": api_page(),
+        "other_tools.md": _other_tools_page(),
     }
     return {name: _page(lines) for name, lines in pages.items()}
 
@@ -110,6 +112,44 @@ def _profile_page() -> Iterator[str]:
     for name, body in schema["$defs"].items():
         yield from ("", f"## {_heading(name)}", "", _summary(body), "")
         yield from _table(body)
+
+
+def _other_tools_page() -> Iterator[str]:
+    yield from (
+        "# Coming from Axolotl, TRL, LLaMA-Factory or NeMo-Run",
+        "",
+        "A pipeline that has one of the keys below is refused with the name of ours. Rows keep",
+        "their form (`data.format`: messages, sharegpt, alpaca, prompt_completion), `lora.targets`",
+        "takes names such as `q_proj` or `all-linear`, and `redco-flow init DIRECTORY --data FILE`",
+        "writes a pipeline for a file.",
+        "",
+        "| elsewhere | here |",
+        "|---|---|",
+    )
+    yield from (f"| {elsewhere} | {here} |" for elsewhere, here in OTHER_COMMANDS)
+    yield from ("", "## Keys", "", "| key | of | here |", "|---|---|---|")
+    for key, (tool, settings) in OTHER_NAMES.items():
+        yield f"| `{key}` | {tool} | {' or '.join(f'`{one}`' for one in settings)} |"
+
+
+OTHER_COMMANDS = (
+    (
+        "`axolotl train FILE`, `llamafactory-cli train FILE`, `trl sft --config FILE`",
+        "`redco-flow run FILE`",
+    ),
+    ("`axolotl preprocess --debug`", "`redco-flow plan FILE --show-examples 3`"),
+    (
+        "`accelerate launch`, `torchrun`, an sbatch script, `run.SlurmExecutor(…)`",
+        "`-p PROFILE`: [a file](profile.md) in `cluster_profiles/`",
+    ),
+    ("`axolotl merge-lora`, `llamafactory-cli export`", "`redco-flow export CHECKPOINT DIR`"),
+    ("`axolotl inference`, `llamafactory-cli chat`", "`redco-flow chat CHECKPOINT`"),
+    ("`llamafactory-cli api`, `trl vllm-serve`", "`redco-flow serve-model CHECKPOINT`"),
+    (
+        "`resume_from_checkpoint`",
+        "`redco-flow resume RUN`; a stage that was killed resumes by itself",
+    ),
+)
 
 
 def _heading(name: str) -> str:

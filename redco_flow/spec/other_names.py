@@ -12,6 +12,7 @@ from redco_flow.spec.document import KeyPath
 
 _TRL, _AXOLOTL, _FACTORY = "TRL", "Axolotl", "LLaMA-Factory"
 _HF, _PEFT, _SLURM, _LM_EVAL = "transformers", "PEFT", "Slurm", "lm-eval"
+_NEMO = "NeMo"
 _ANY = ""
 
 _MAX_LENGTH = (
@@ -40,6 +41,7 @@ OTHER_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "flash_attn": (_FACTORY, ("model.config.attention",)),
     "gradient_checkpointing": (_HF, ("model.config.remat: full",)),
     # data
+    "data_files": (_HF, ("data.train",)),
     "datasets": (_AXOLOTL, ("data.dataset",)),
     "dataset_name": (_TRL, ("data.dataset",)),
     "dataset_config_name": (_HF, ("data.subset",)),
@@ -69,6 +71,7 @@ OTHER_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "sequence_len": (_AXOLOTL, _MAX_LENGTH),
     "max_seq_length": (_TRL, _MAX_LENGTH),
     "max_seq_len": (_ANY, _MAX_LENGTH),
+    "seq_length": (_NEMO, _MAX_LENGTH),
     "cutoff_len": (_FACTORY, _MAX_LENGTH),
     "model_max_length": (_HF, _MAX_LENGTH),
     "max_prompt_length": (_TRL, ("stages.preprocess.max_source_length",)),
@@ -110,11 +113,13 @@ OTHER_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "evaluation_strategy": (_HF, ("stages.train.eval",)),
     "logging_steps": (_HF, ("stages.train.log_every_steps",)),
     "save_steps": (_HF, ("stages.train.save_every_steps",)),
+    "save_top_k": (_NEMO, ("stages.train.keep.best",)),
     "save_total_limit": (_HF, ("stages.train.keep.last",)),
     "metric_for_best_model": (_HF, ("stages.train.keep.best",)),
     "load_best_model_at_end": (_HF, ("stages.train.keep.best",)),
     "early_stopping_patience": (_HF, ("stages.train.early_stopping.patience",)),
     "report_to": (_HF, ("stages.train.log_to",)),
+    "tensor_model_parallel_size": (_NEMO, ("stages.train.num_model_shards",)),
     "tensor_parallel_size": (_ANY, ("stages.train.num_model_shards",)),
     "context_parallel_size": (_ANY, ("stages.train.num_context_shards",)),
     "sequence_parallel_degree": (_AXOLOTL, ("stages.train.num_context_shards",)),
@@ -123,6 +128,7 @@ OTHER_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "r": (_PEFT, ("stages.train.lora.rank",)),
     "lora_r": (_AXOLOTL, ("stages.train.lora.rank",)),
     "lora_rank": (_FACTORY, ("stages.train.lora.rank",)),
+    "dim": (_NEMO, ("stages.train.lora.rank",)),
     "lora_alpha": (_PEFT, ("stages.train.lora.alpha",)),
     "lora_dropout": (_PEFT, ("stages.train.lora.dropout",)),
     "target_modules": (_PEFT, ("stages.train.lora.targets",)),
