@@ -51,6 +51,7 @@ __all__ = [
     "StoredArray",
     "checkpoint_files",
     "parameter_digests",
+    "restore_checkpoint",
     "restore_params",
     "stored_arrays",
 ]
@@ -329,10 +330,28 @@ def restore_params(step_directory: str | Path, like: Any) -> Any:
         CheckpointError: no commit, a damaged file, or other paths, shapes or dtypes.
     """
     path = Path(step_directory).absolute()
-    damage = find_damage(path, read_commit(path), params_only=True)
-    if damage:
-        raise CheckpointError(f"{path}: damaged: {'; '.join(damage)}.")
+    _check_intact(path, params_only=True)
     return restore_params_only(path, like)
+
+
+def restore_checkpoint(step_directory: str | Path, like: Any) -> Any:
+    """Read one checkpoint's whole state, after comparing its files with their digests.
+
+    Args:
+        step_directory: as of `restore_params`.
+        like: as in `Checkpointer.restore`.
+
+    Raises:
+        CheckpointError: no commit, a damaged file, or other paths, shapes or dtypes.
+    """
+    path = Path(step_directory).absolute()
+    _check_intact(path)
+    return restore_state(path, like)
+
+
+def _check_intact(path: Path, *, params_only: bool = False) -> None:
+    if damage := find_damage(path, read_commit(path), params_only=params_only):
+        raise CheckpointError(f"{path}: damaged: {'; '.join(damage)}.")
 
 
 def _finite_or_none(value: float) -> float | None:

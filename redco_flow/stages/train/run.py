@@ -18,12 +18,14 @@ from redco_flow.engine import errors as engine_errors
 from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit, parameter_digests
 from redco_flow.engine.checkpoint.commit import TRAINING
+from redco_flow.engine.continuation import Continuation
 from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.recipes.find import find_recipe, shares_model
 from redco_flow.recipes.recipe import CLASSES, Class, Recipe
+from redco_flow.records import digest_json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.runtime.process_group import describe_devices
 from redco_flow.spec.recipe_settings import values_of
@@ -39,6 +41,8 @@ from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
+from redco_flow.stages.train.continuation import check_steps_left, find_continuation
+from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, optimizer_state_settings
 from redco_flow.stages.train.data import TrainingData, read_training_data
 from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.stages.train.records import TrainingRecords, open_logs
@@ -64,6 +68,7 @@ class _PreparedTraining:
     data: TrainingData
     trainer: Trainer
     eval_fn: EvalFn | None
+    continuation: Continuation | None
 
 
 def run(context: StageContext, config: Config) -> StageOutputs:
@@ -135,13 +140,17 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     num_steps = config.max_steps
     if num_steps is None:
         num_steps = config.num_epochs * data.steps_per_epoch(config)
+    continuation = find_continuation(context, config, data)
+    if continuation is not None:
+        num_steps += continuation.first_step
+        check_steps_left(continuation, config, num_steps)
     plan = plan_training(config, recipe, batch, num_steps, widest_batch=data.widest_batch())
     context.report(parameters=plan.parameters_text())
     logger.info("training: %s", plan.parameters_text())
     trainer = start_trainer(plan, config, recipe, data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
     eval_fn = make_eval_fn(config, data, recipe, trainer, validation, score_texts)
-    return _PreparedTraining(dataset, recipe, data, trainer, eval_fn)
+    return _PreparedTraining(dataset, recipe, data, trainer, eval_fn, continuation)
 
 
 def _started_from(
@@ -238,7 +247,9 @@ def _fit(
     provenance: Provenance,
 ) -> FitResult:
     examples = training.data.examples
-    records = TrainingRecords(context, checkpointer, provenance)
+    continuation = training.continuation
+    first_step = 0 if continuation is None else continuation.commit.step
+    records = TrainingRecords(context, checkpointer, provenance, first_step=first_step)
     every = config.eval.every_steps
     if config.eval.every_epochs:
         every = config.eval.every_epochs * training.data.steps_per_epoch(config)
@@ -261,6 +272,7 @@ def _fit(
                 should_stop=records.should_stop,
                 traced_steps=_traced_steps(context, config),
                 early_stopping=early_stopping(config),
+                continuation=continuation,
             )
     except engine_errors.TrainingStopped as stopped:
         raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
@@ -306,9 +318,10 @@ def _checkpoint(
 
 @dataclass(frozen=True)
 class _Digested:
-    """Digests of a checkpoint's parameters, and of the factors that are beside them."""
+    """Digests of a checkpoint's parameters, and of its optimizer state or its factors."""
 
     parameters: dict[str, str]
+    training: dict[str, str]
     adapter: AdapterRecord | None
 
 
@@ -323,21 +336,22 @@ def _digest_parameters(
 
     def digest() -> int:
         for step, one in checkpoints.items():
-            adapter = None if lora is None else _adapter_record(lora, config, one.directory)
-            found[step] = _Digested(parameter_digests(one.directory), adapter)
+            training = parameter_digests(one.directory, TRAINING)
+            adapter = None if lora is None else _adapter_record(lora, config, training)
+            found[step] = _Digested(parameter_digests(one.directory), training, adapter)
         return len(found)
 
     decide_first(digest)
     return found
 
 
-def _adapter_record(lora: Lora, config: Config, directory: Path) -> AdapterRecord:
+def _adapter_record(lora: Lora, config: Config, factors: dict[str, str]) -> AdapterRecord:
     assert config.lora is not None
     return AdapterRecord(
         lora.rank,
         lora.alpha,
         targets=[asdict(target) for target in lora.targets],
-        factors=parameter_digests(directory, TRAINING),
+        factors=factors,
         rank_stabilized=lora.rank_stabilized,
         dora=lora.dora,
         full=list(lora.full),
@@ -379,13 +393,18 @@ def _output(
         "recipe": config.recipe,
         "padding": training.data.padding,
     }
+    if config.lora is None:
+        metadata[OPTIMIZER_STATE] = optimizer_state_settings(config)
     if digested is None:
         return Output("checkpoint", folder, metadata, {})
     tokenizer = training.dataset.path / TOKENIZER_FOLDER if record.tokenizer_digest else None
     digests = write_checkpoint_artifact(
         folder, checkpoint.directory, tokenizer, record, digested.adapter
     )
-    identity = checkpoint_identity(digests, digested.parameters)
+    state = {}
+    if digested.adapter is None:
+        state = {**digested.training, "cursor": digest_json(dict(commit.cursor))}
+    identity = checkpoint_identity(digests, digested.parameters, state)
     return Output("checkpoint", folder, metadata, digests, identity)
 
 

@@ -1,0 +1,217 @@
+"""A training that continues the optimizer state, steps and data of another one's checkpoint."""
+
+import logging
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+from stage_kinds import preprocess, train
+
+from redco_flow.engine.checkpoint.checkpointer import stored_arrays
+from redco_flow.engine.errors import CheckpointError
+from redco_flow.errors import ConfigError
+from redco_flow.orchestrate.pins.aliases import AliasPins
+from redco_flow.spec.load import InputRef, load_pipeline
+from redco_flow.spec.schema import json_schema
+from redco_flow.spec.yaml import read_yaml, write_yaml
+from redco_flow.stages.artifacts.checkpoint import CHECKPOINT_FOLDER
+from redco_flow.stages.train.scores import CannotTrain
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.workspace import Workspace
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+ROWS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
+TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 48, "resid_pdrop": 0.1}
+RECIPE = {"recipe": "language_modeling"}
+TOKENIZER = {"train": {"vocab_size": 280, "type": "bpe"}}
+# 64 rows: 4 steps an epoch.
+SETTINGS = RECIPE | {
+    "model": {"family": "gpt2", "config": TINY},
+    "global_batch_size": 16,
+    "learning_rate": 0.01,
+    "log_every_steps": 1,
+}
+CONSTANT = SETTINGS | {"schedule": {"type": "constant"}}
+CONTINUED = {"continue_optimizer": True}
+
+
+@pytest.fixture(scope="module")
+def dataset(shared_bench, write_rows):
+    data = {"train": str(write_rows(shared_bench.root / "rows.jsonl", ROWS))}
+    lengths = {"max_source_length": 16, "max_target_length": 16}
+    settings = RECIPE | {"data": data | {"tokenizer": TOKENIZER}} | lengths
+    return shared_bench.run(preprocess, settings)["dataset"]
+
+
+@pytest.fixture(scope="module")
+def two_epochs(shared_bench, dataset):
+    """The checkpoint of an uninterrupted training of 8 steps."""
+    return train_on(shared_bench, dataset, CONSTANT | {"num_epochs": 2})
+
+
+@pytest.fixture(scope="module")
+def one_epoch(shared_bench, dataset):
+    return train_on(shared_bench, dataset, CONSTANT)
+
+
+def train_on(bench, dataset, settings, start=None, **context):
+    inputs = {"dataset": [dataset]} | ({} if start is None else {"start_from": [start]})
+    return bench.run(train, settings, inputs, **context)["checkpoint/last"]
+
+
+def assert_equal(found, expected):
+    """All arrays have the same bits: parameters, moments, step and seed."""
+    found, expected = (
+        {name: np.asarray(one) for name, one in stored_arrays(a.path / CHECKPOINT_FOLDER).items()}
+        for a in (found, expected)
+    )
+    assert any("/mu/" in name for name in expected)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+PIPELINE = """
+name: longer
+recipe: language_modeling
+model: {family: gpt2}
+data: {train: rows.jsonl, tokenizer: {train: {vocab_size: 280}}}
+stages:
+  preprocess:
+  train: {keep: {best: eval_loss}}
+  more: {kind: train, num_epochs: 2, start_from: {checkpoint: train, optimizer: true}}
+"""
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch, write_rows):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "longer.yaml").write_text(PIPELINE)
+    return lambda *overrides: load_pipeline(
+        tmp_path / "longer.yaml", overrides, looks_into_data=True
+    )
+
+
+def test_a_pipeline_names_the_checkpoint_and_asks_for_its_optimizer(load, tmp_path):
+    pipeline = load()
+
+    stage = pipeline.stages["more"]
+    assert stage.settings["continue_optimizer"] is True
+    assert stage.inputs["start_from"] == (InputRef("train", "checkpoint/last"),)
+    assert "continue_optimizer" not in pipeline.stages["train"].settings
+    (tmp_path / "again.yaml").write_text(write_yaml(pipeline.document))
+    assert load_pipeline(tmp_path / "again.yaml").stages == pipeline.stages
+    jsonschema.validate(read_yaml(PIPELINE, "").values, json_schema())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("more.optimizer=lion", "continues a training with optimizer adamw, and here it is lion"),
+        ("train.lora={targets: all-linear}", "carries no optimizer state"),
+        ("more.lora={targets: all-linear}", "or train without `lora`"),
+        (
+            "more.start_from={checkpoint: train, step: 3}",
+            "or {checkpoint: REFERENCE, optimizer: …}",
+        ),
+        ("more.start_from={optimizer: true}", "must be one reference"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_before_anything_is_submitted(load, change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(f"stages.{change}")
+
+
+def test_a_published_checkpoint_without_optimizer_state_is_refused_by_the_plan(load, tmp_path):
+    workspace = Workspace.open(tmp_path / "workspace")
+    (tmp_path / "weights").write_text("1")
+    made = ArtifactStore(workspace).publish("checkpoint", tmp_path / "weights")
+    reference = f"{{checkpoint: '{made.id}', optimizer: true}}"
+
+    with pytest.raises(ConfigError, match="'start_from' of stage 'more': the checkpoint carries"):
+        AliasPins().pinned(load(f"stages.more.start_from={reference}"), workspace)
+
+
+@pytest.mark.slow
+def test_it_equals_the_uninterrupted_training_bit_for_bit(bench, dataset, one_epoch, two_epochs):
+    more = CONSTANT | CONTINUED | {"num_epochs": 2, "save_every_steps": 1, "keep": {"last": 4}}
+
+    made = train_on(bench, dataset, more, one_epoch, work="more")
+
+    assert bench.start_step() == 4
+    assert_equal(made, two_epochs)
+    # As after a kill in the middle of the second epoch.
+    resumed = train_on(bench, dataset, more, one_epoch, work=bench.rewind("more", 6))
+    assert bench.start_step() == 6
+    assert resumed.id == made.id
+
+
+@pytest.mark.slow
+def test_it_equals_the_uninterrupted_training_on_a_mesh_from_the_middle_of_an_epoch(bench, dataset):
+    mesh = CONSTANT | {"num_model_shards": 2, "fsdp": 2}
+    whole = train_on(bench, dataset, mesh | {"num_epochs": 2})
+    part = train_on(bench, dataset, mesh | {"max_steps": 3})
+
+    assert_equal(train_on(bench, dataset, mesh | CONTINUED | {"num_epochs": 2}, part), whole)
+
+
+@pytest.mark.slow
+def test_the_schedule_is_that_of_the_new_settings_at_the_step_reached(bench, dataset, one_epoch):
+    settings = SETTINGS | CONTINUED | {"num_epochs": 3, "learning_rate": 0.06}
+
+    train_on(bench, dataset, settings, one_epoch)
+
+    rates = {one["step"]: one["learning_rate"] for one in bench.records() if "loss" in one}
+    assert rates == pytest.approx({step: 0.06 * (1 - (step - 1) / 12) for step in range(5, 13)})
+
+
+@pytest.mark.slow
+def test_other_data_begin_at_their_start_and_the_step_is_kept(
+    bench, write_rows, dataset, one_epoch, caplog
+):
+    rows = write_rows(bench.root / "others.jsonl", ROWS[:32])
+    tokenizer = str(dataset.path / "tokenizer")
+    data = {"train": str(rows), "tokenizer": {"name_or_path": tokenizer}}
+    lengths = {"max_source_length": 16, "max_target_length": 16}
+    other = bench.run(preprocess, RECIPE | {"data": data} | lengths)["dataset"]
+
+    with caplog.at_level(logging.WARNING):
+        made = train_on(bench, other, CONSTANT | CONTINUED, one_epoch)
+
+    assert made.metadata["step"] == 4 + 2  # an epoch of 2 steps
+    assert "its data begin at their start: other data" in caplog.text
+    epochs = [one["epoch"] for one in bench.records() if "loss" in one]
+    assert epochs == [0.5, 1.0]
+    # The next one continues in the second data, and not in the first.
+    again = train_on(bench, other, CONSTANT | CONTINUED | {"num_epochs": 2}, made)
+    whole = train_on(bench, other, CONSTANT | CONTINUED | {"num_epochs": 2}, one_epoch)
+    assert_equal(again, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "lion"}, "continues a training with optimizer adamw, and here it is lion"),
+        ({"freeze": "wte"}, "continues a training with freeze null, and here it is wte"),
+        ({"num_epochs": 1}, "of step 4, and these settings end at step 4, counted from the first"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_with_what_to_change(
+    bench, dataset, one_epoch, changes, message
+):
+    with pytest.raises(CannotTrain, match=message):
+        train_on(bench, dataset, CONSTANT | CONTINUED | {"num_epochs": 2} | changes, one_epoch)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_low_rank_factors_or_of_another_size_is_refused(bench, dataset, one_epoch):
+    lora = train_on(bench, dataset, CONSTANT | {"lora": {"rank": 2, "targets": "attention"}})
+    wide = CONSTANT | {"model": {"family": "gpt2", "config": TINY | {"n_embd": 32}}}
+
+    with pytest.raises(CannotTrain, match="carries no optimizer state"):
+        train_on(bench, dataset, CONSTANT | CONTINUED, lora)
+    with pytest.raises(CheckpointError, match="expected"):
+        train_on(bench, dataset, wide | CONTINUED | {"num_epochs": 2}, one_epoch)
