@@ -25,7 +25,7 @@ ROWS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
 TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 48, "resid_pdrop": 0.1}
 RECIPE = {"recipe": "language_modeling"}
 TOKENIZER = {"train": {"vocab_size": 280, "type": "bpe"}}
-# 64 rows: 4 steps an epoch.
+# 51 rows: 4 steps an epoch.
 SETTINGS = RECIPE | {
     "model": {"family": "gpt2", "config": TINY},
     "global_batch_size": 16,
@@ -40,7 +40,8 @@ CONTINUED = {"continue_optimizer": True}
 def dataset(shared_bench, write_rows):
     data = {"train": str(write_rows(shared_bench.root / "rows.jsonl", ROWS))}
     lengths = {"max_source_length": 16, "max_target_length": 16}
-    settings = RECIPE | {"data": data | {"tokenizer": TOKENIZER}} | lengths
+    data |= {"tokenizer": TOKENIZER, "validation_fraction": 0.2}
+    settings = RECIPE | {"data": data} | lengths
     return shared_bench.run(preprocess, settings)["dataset"]
 
 
@@ -204,6 +205,27 @@ def test_what_cannot_be_continued_is_refused_with_what_to_change(
 ):
     with pytest.raises(CannotTrain, match=message):
         train_on(bench, dataset, CONSTANT | CONTINUED | {"num_epochs": 2} | changes, one_epoch)
+
+
+@pytest.mark.slow
+def test_only_the_last_checkpoint_carries_optimizer_state_where_that_is_asked_for(bench, dataset):
+    inputs = {"dataset": [dataset]}
+    # Nothing is learnt, so that the first step is the best.
+    kept = {"keep": {"best": ["eval_loss"], "optimizer": "last"}, "eval": {"every_steps": 1}}
+    still = CONSTANT | kept | {"learning_rate": 1e-30}
+
+    made = bench.run(train, still, inputs)
+
+    best, last = (made[f"checkpoint/{name}"] for name in ("best/eval_loss", "last"))
+    assert (best.metadata["step"], last.metadata["step"]) == (1, 4)
+    assert (last.path / CHECKPOINT_FOLDER / "training").is_dir()
+    assert not (best.path / CHECKPOINT_FOLDER / "training").exists()
+    more = still | CONTINUED | {"num_epochs": 2}
+    assert train_on(bench, dataset, more, last).metadata["step"] == 8
+    with pytest.raises(CannotTrain, match="and not the last one"):
+        train_on(bench, dataset, more, best)
+    # Its parameters are read as any checkpoint's.
+    assert train_on(bench, dataset, still, best).metadata["step"] == 4
 
 
 @pytest.mark.slow

@@ -180,11 +180,14 @@ def write_checkpoint_artifact(
     tokenizer: Path | None,
     record: RecipeRecord,
     adapter: AdapterRecord | None = None,
+    *,
+    params_only: bool = False,
 ) -> dict[str, str]:
     """Put an artifact's files together; big ones are linked where the disk can.
 
     Args:
         adapter: of the factors that the step has beside merged parameters, if it has.
+        params_only: leave the step's optimizer state out.
 
     Returns:
         BLAKE3 by path relative to `folder`, of all its files.
@@ -192,7 +195,7 @@ def write_checkpoint_artifact(
     if folder.exists():
         shutil.rmtree(folder)
     digests = {}
-    for path, digest in checkpoint_files(step_directory).items():
+    for path, digest in checkpoint_files(step_directory, params_only=params_only).items():
         _link(step_directory / path, folder / CHECKPOINT_FOLDER / path)
         digests[f"{CHECKPOINT_FOLDER}/{path}"] = digest
     for file in sorted(tokenizer.iterdir()) if tokenizer else ():

@@ -16,7 +16,12 @@ from typing import Any
 
 from redco_flow.engine import errors as engine_errors
 from redco_flow.engine.agreement import decide_first
-from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit, parameter_digests
+from redco_flow.engine.checkpoint.checkpointer import (
+    Checkpointer,
+    Commit,
+    parameter_digests,
+    restore_params,
+)
 from redco_flow.engine.checkpoint.commit import TRAINING
 from redco_flow.engine.continuation import Continuation
 from redco_flow.engine.step.lora import FACTORS, Lora
@@ -90,6 +95,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         # One more than asked for, to fall back to if the newest is damaged.
         keep_last=config.keep.last + 1,
         keep_best=modes_of_best(config),
+        keep_state=config.keep.optimizer or "all",
         is_shared=context.shares_disk,
     ) as checkpointer:
         result = _fit(context, config, training, checkpointer, provenance)
@@ -100,7 +106,13 @@ def run(context: StageContext, config: Config) -> StageOutputs:
                 checkpointer.verify(step)
         # All processes take part in a merge, and so none may wait there for a first one that reads.
         checkpoints = {
-            step: _checkpoint(context, step, checkpointer, training.trainer)
+            step: _checkpoint(
+                context,
+                step,
+                checkpointer,
+                training.trainer,
+                keeps_state=config.keep.optimizer is None or step == steps["checkpoint/last"],
+            )
             for step in sorted(set(steps.values()))
         }
     context.report(phase="digesting parameters")
@@ -300,20 +312,31 @@ def _step_of(name: str, checkpointer: Checkpointer, config: Config) -> int:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """One to be published: its commit, and where the model's parameters are."""
+    """One to be published: its commit, and where the model's parameters are.
+
+    Args:
+        has_state: whether it is published with optimizer state.
+    """
 
     commit: Commit
     directory: Path
+    has_state: bool
 
 
 def _checkpoint(
-    context: StageContext, step: int, checkpointer: Checkpointer, trainer: Trainer
+    context: StageContext,
+    step: int,
+    checkpointer: Checkpointer,
+    trainer: Trainer,
+    *,
+    keeps_state: bool,
 ) -> _Checkpoint:
     commit = checkpointer.commit(step)
     directory = checkpointer.step_directory(step)
     if trainer.plan.lora is not None:
         directory = _merge_checkpoint(context.work_dir / "merged", checkpointer, commit, trainer)
-    return _Checkpoint(commit, directory)
+        keeps_state = False  # the factors' state is of no use to merged parameters
+    return _Checkpoint(commit, directory, keeps_state)
 
 
 @dataclass(frozen=True)
@@ -336,7 +359,8 @@ def _digest_parameters(
 
     def digest() -> int:
         for step, one in checkpoints.items():
-            training = parameter_digests(one.directory, TRAINING)
+            has_training = lora is not None or one.has_state
+            training = parameter_digests(one.directory, TRAINING) if has_training else {}
             adapter = None if lora is None else _adapter_record(lora, config, training)
             found[step] = _Digested(parameter_digests(one.directory), training, adapter)
         return len(found)
@@ -393,16 +417,21 @@ def _output(
         "recipe": config.recipe,
         "padding": training.data.padding,
     }
-    if config.lora is None:
+    if checkpoint.has_state:
         metadata[OPTIMIZER_STATE] = optimizer_state_settings(config)
     if digested is None:
         return Output("checkpoint", folder, metadata, {})
     tokenizer = training.dataset.path / TOKENIZER_FOLDER if record.tokenizer_digest else None
     digests = write_checkpoint_artifact(
-        folder, checkpoint.directory, tokenizer, record, digested.adapter
+        folder,
+        checkpoint.directory,
+        tokenizer,
+        record,
+        digested.adapter,
+        params_only=not checkpoint.has_state and digested.adapter is None,
     )
     state = {}
-    if digested.adapter is None:
+    if checkpoint.has_state:
         state = {**digested.training, "cursor": digest_json(dict(commit.cursor))}
     identity = checkpoint_identity(digests, digested.parameters, state)
     return Output("checkpoint", folder, metadata, digests, identity)
@@ -416,8 +445,8 @@ def _merge_checkpoint(
     is_shared = checkpointer.is_shared
     with Checkpointer(folder, keep_last=sys.maxsize, is_shared=is_shared) as merged:
         if commit.step not in merged.steps():
-            trainer.restore(checkpointer, commit.step)
-            trained = trainer.state["params"]
+            like = trainer.plan.storage.abstract_exact["params"]
+            trained = restore_params(checkpointer.step_directory(commit.step), like)
             state = {"params": trainer.plan.model_params(trained), FACTORS: trained[FACTORS]}
             merged.save(commit.step, state, metrics=scores, cursor=commit.cursor)
         return merged.step_directory(commit.step)
