@@ -1,8 +1,11 @@
 """A training that continues the optimizer state, steps and data of another one's checkpoint."""
 
 import logging
+import os
 import re
 
+import jax
+import jax.numpy as jnp
 import jsonschema
 import numpy as np
 import pytest
@@ -12,10 +15,12 @@ from redco_flow.engine.checkpoint.checkpointer import stored_arrays
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.errors import ConfigError
 from redco_flow.orchestrate.pins.aliases import AliasPins
+from redco_flow.records import mount_of
 from redco_flow.spec.load import InputRef, load_pipeline
 from redco_flow.spec.schema import json_schema
 from redco_flow.spec.yaml import read_yaml, write_yaml
 from redco_flow.stages.artifacts.checkpoint import CHECKPOINT_FOLDER
+from redco_flow.stages.train.disk_space import bytes_of_checkpoints, free_bytes
 from redco_flow.stages.train.scores import CannotTrain
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
@@ -135,6 +140,24 @@ def test_a_published_checkpoint_without_optimizer_state_is_refused_by_the_plan(l
         AliasPins().pinned(load(f"stages.more.start_from={reference}"), workspace)
 
 
+@pytest.mark.parametrize(
+    ("keep", "num_saves", "num_bytes"),
+    [
+        # A checkpoint has 12 bytes a parameter with AdamW, 4 of them the parameter's own.
+        ({}, 1, 12),
+        ({}, 9, 3 * 12),
+        ({"last": 2, "best": ["eval_loss"]}, 9, 5 * 12),
+        ({"last": 2, "best": ["eval_loss"], "optimizer": "last"}, 9, 4 * 12 + 4),
+    ],
+)
+def test_the_bytes_of_all_checkpoints_that_are_kept_at_once(keep, num_saves, num_bytes):
+    weights = jax.ShapeDtypeStruct((10, 100), jnp.float32)
+    state = {"params": {"w": weights}, "opt_state": [weights, weights]}
+    config = train.Config.from_json(CONSTANT | {"keep": keep})
+
+    assert bytes_of_checkpoints(config, state, num_saves) == 1000 * num_bytes
+
+
 @pytest.mark.slow
 def test_it_equals_the_uninterrupted_training_bit_for_bit(bench, dataset, one_epoch, two_epochs):
     more = CONSTANT | CONTINUED | {"num_epochs": 2, "save_every_steps": 1, "keep": {"last": 4}}
@@ -226,6 +249,27 @@ def test_only_the_last_checkpoint_carries_optimizer_state_where_that_is_asked_fo
         train_on(bench, dataset, more, best)
     # Its parameters are read as any checkpoint's.
     assert train_on(bench, dataset, still, best).metadata["step"] == 4
+
+
+@pytest.mark.slow
+def test_a_quota_that_cannot_hold_the_checkpoints_is_reported_before_the_training(
+    bench, dataset, tmp_path, monkeypatch, caplog
+):
+    # As `quota` prints it: 1 KiB of the limit of 9 KiB is left.
+    table = "Disk quotas for user ann (uid 7):\\n  Filesystem blocks quota limit grace files quota"
+    quota = tmp_path / "quota"
+    quota.write_text(f"#!/bin/sh\nprintf '{table}\\n  nas:/home 8* 7 9 0 1 0 0 0\\n'\nexit 1\n")
+    quota.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    context = bench.context("train", {"dataset": [dataset]})
+
+    with caplog.at_level(logging.WARNING):
+        train.run(context, train.Config.from_json(CONSTANT))
+
+    assert free_bytes(tmp_path) == (1024, "by your quota")
+    [message] = [one for one in caplog.messages if "checkpoints may need" in one]
+    assert f"9.54e-07 GiB are free on {mount_of(context.work_dir)} (by your quota)" in message
+    assert context.attempt_dir.read_progress()["warning"] == message
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ from redco_flow.stages.train.config import Config, data_files, output_names
 from redco_flow.stages.train.continuation import check_steps_left, find_continuation
 from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, optimizer_state_settings
 from redco_flow.stages.train.data import TrainingData, read_training_data
+from redco_flow.stages.train.disk_space import warn_of_little_space
 from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.stages.train.records import TrainingRecords, open_logs
 from redco_flow.stages.train.scores import (
@@ -159,6 +160,8 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     plan = plan_training(config, recipe, batch, num_steps, widest_batch=data.widest_batch())
     context.report(parameters=plan.parameters_text())
     logger.info("training: %s", plan.parameters_text())
+    epoch_steps = data.steps_per_epoch(config)
+    warn_of_little_space(context, config, plan, num_steps=num_steps, epoch_steps=epoch_steps)
     trainer = start_trainer(plan, config, recipe, data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
     eval_fn = make_eval_fn(config, data, recipe, trainer, validation, score_texts)
