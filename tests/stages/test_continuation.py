@@ -112,6 +112,18 @@ def test_a_pipeline_names_the_checkpoint_and_asks_for_its_optimizer(load, tmp_pa
     jsonschema.validate(read_yaml(PIPELINE, "").values, json_schema())
 
 
+def test_an_alias_that_names_nothing_yet_leaves_the_whole_continuation_out(load, tmp_path):
+    pipeline = load("stages.more.start_from={checkpoint: '@production', optimizer: true}")
+
+    pinned, [pin] = AliasPins().pinned(pipeline, Workspace.open(tmp_path / "workspace"))
+
+    assert "it is left out" in str(pin)
+    without = load("~stages.more.start_from").stages["more"]
+    assert pinned.stages["more"] == without
+    (tmp_path / "again.yaml").write_text(write_yaml(pinned.document))
+    assert load_pipeline(tmp_path / "again.yaml").stages == pinned.stages
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -13,7 +13,13 @@ from typing import Any
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
 from redco_flow.orchestrate.checkpoints.export import find_checkpoint
-from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline, ResolvedStage
+from redco_flow.spec.load import (
+    InputRef,
+    Origin,
+    ResolvedPipeline,
+    ResolvedStage,
+    settings_of,
+)
 from redco_flow.spec.names import dotted
 from redco_flow.spec.references import LAST
 from redco_flow.spec.stage_kind import find_stage_kind
@@ -88,6 +94,7 @@ class AliasPins:
                     if self._names_nothing(stage, slot, refs[0], pipeline, workspace):
                         pins.append(AliasPin(name, slot, refs[0].alias, ""))
                         del inputs[slot], document["stages"][name][slot]
+                        stage = _without_options(stage, slot, document["stages"][name])
                         continue
                     found = [self._pin(ref, pipeline.name, workspace) for ref in refs]
                 except RedcoFlowError as error:
@@ -189,6 +196,16 @@ def _misfits(
     check, store = find_stage_kind(stage.kind).artifact_problems, ArtifactStore(workspace)
     found = (store.get(ref.artifact) for ref in refs if ref.artifact)
     return [message for one in found for message in check(stage.config, slot, one.metadata)]
+
+
+def _without_options(stage: ResolvedStage, slot: str, body: dict[str, Any]) -> ResolvedStage:
+    """Return a stage as if the options next to a reference had not been written."""
+    fields = type(stage.config).model_fields
+    options = find_stage_kind(stage.kind).inputs[slot].options.values()
+    defaults = {setting: fields[setting].default for setting in options}
+    config = stage.config.model_copy(update=defaults)
+    body |= defaults
+    return replace(stage, config=config, settings=settings_of(config))
 
 
 def _problem(pipeline: ResolvedPipeline, name: str, slot: str, error: Exception | str) -> Problem:
