@@ -12,6 +12,8 @@ import pytest
 from stage_kinds import preprocess, train
 
 from redco_flow.engine.checkpoint.checkpointer import stored_arrays
+from redco_flow.engine.checkpoint.commit import Commit
+from redco_flow.engine.continuation import Continuation
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.errors import ConfigError
 from redco_flow.orchestrate.pins.aliases import AliasPins
@@ -20,6 +22,7 @@ from redco_flow.spec.load import InputRef, load_pipeline
 from redco_flow.spec.schema import json_schema
 from redco_flow.spec.yaml import read_yaml, write_yaml
 from redco_flow.stages.artifacts.checkpoint import CHECKPOINT_FOLDER
+from redco_flow.stages.train.continuation import check_steps_left
 from redco_flow.stages.train.disk_space import bytes_of_checkpoints, free_bytes
 from redco_flow.stages.train.scores import CannotTrain
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -150,6 +153,20 @@ def test_a_published_checkpoint_without_optimizer_state_is_refused_by_the_plan(l
 
     with pytest.raises(ConfigError, match="'start_from' of stage 'more': the checkpoint carries"):
         AliasPins().pinned(load(f"stages.more.start_from={reference}"), workspace)
+
+
+def test_a_training_that_early_stopping_ended_is_continued_with_more_patience_alone(tmp_path):
+    stopped = {"early_stopping": {"metric": "eval_loss", "best": 1.0, "num_worse": 2}}
+    commit = Commit(step=6, metrics={}, cursor={"step": 6, **stopped}, files={})
+    start = Continuation(tmp_path, commit, first_step=0)
+
+    def check(patience):
+        stopping = {"early_stopping": {"metric": "eval_loss", "patience": patience}}
+        check_steps_left(start, train.Config.from_json(CONSTANT | stopping), total_steps=8)
+
+    with pytest.raises(CannotTrain, match="of step 6, where early_stopping ended its training"):
+        check(2)
+    check(3)
 
 
 @pytest.mark.parametrize(
