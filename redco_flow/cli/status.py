@@ -324,6 +324,7 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
         lines.append(f"  {stage_line(name, stage)}")
         if with_parameters and stage.get("parameters"):
             lines.append(f"    {stage['parameters']}")
+        lines += [f"    warning: {stage['warning']}"] if stage.get("warning") else []
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
     if view.get("deleted"):

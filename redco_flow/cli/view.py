@@ -105,7 +105,14 @@ def _shared_entry(attempt: AttemptDirectory, status: JobStatus) -> dict[str, Any
 
 
 # What a stage's progress says of its devices and model, while it runs and afterwards.
-_OF_DEVICES = ("devices", "parameters", "tflops_per_device", "mfu", "peak_memory_bytes")
+_OF_DEVICES = (
+    "devices",
+    "parameters",
+    "warning",
+    "tflops_per_device",
+    "mfu",
+    "peak_memory_bytes",
+)
 LIVE_STATES = (State.PENDING, State.RUNNING)
 _START_GRACE_SECONDS = 60.0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 import optax
 
 from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.continuation import Continuation
 from redco_flow.engine.data.batches import (
     Batch,
     BatchIterator,
@@ -192,6 +194,7 @@ class Trainer:
         should_stop: Callable[[], bool] | None = None,
         traced_steps: TracedSteps | None = None,
         early_stopping: EarlyStopping | None = None,
+        continuation: Continuation | None = None,
     ) -> FitResult:
         """Train for this number of epochs or steps, counted from the state's first step.
 
@@ -224,6 +227,9 @@ class Trainer:
                 then comes first, so that a stop never changes what is computed.
             traced_steps: steps to trace with `jax.profiler`.
             early_stopping: ends the training after an evaluation without progress.
+            continuation: of `plan_continuation`: the checkpoint of another training whose state,
+                step and position in the data this one continues, unless it resumes from its own.
+                Epochs and steps are counted from the first batch of the data.
 
         Raises:
             TrainingStopped: should_stop said so; the state is saved.
@@ -255,6 +261,7 @@ class Trainer:
             save_every_steps=save_every_steps,
             save_every_epochs=save_every_epochs,
             epochs_per_round=None if rounds is None else rounds.epochs_per_round,
+            first_step=0 if continuation is None else continuation.first_step,
         )
 
         def evaluate(step: int) -> dict[str, float]:
@@ -275,6 +282,7 @@ class Trainer:
             should_stop,
             traced_steps,
             early_stopping,
+            continuation,
         )
         if not isinstance(train_examples, Rounds):
             read = partial(self.read_batches, train_examples, bucketing=bucketing, order=order)
@@ -343,6 +351,18 @@ class Trainer:
         beside |= {name: state.pop(name) for name in beside}
         self.state = state
         return commit
+
+    def continue_from(self, step_directory: Path) -> None:
+        """Replace the state by another training's; random numbers follow this trainer's seed.
+
+        Raises:
+            CheckpointError: it is damaged, or has other parameters or optimizer state.
+        """
+        # Orbax takes long to import.
+        from redco_flow.engine.checkpoint.checkpointer import restore_checkpoint
+
+        state = restore_checkpoint(step_directory, self.plan.storage.abstract_exact)
+        self.state = {**state, "seed": self._state["seed"]}
 
     @property
     def devices(self) -> Sequence[jax.Device]:

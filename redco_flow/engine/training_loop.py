@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.continuation import EARLY_STOPPING, Continuation, data_position
 from redco_flow.engine.data.batches import BatchIterator
 from redco_flow.engine.data.layout import LateFetch, check_multiple, check_positive
 from redco_flow.engine.data.order import BatchSampler
@@ -36,8 +38,6 @@ OpenBatches = Callable[[int, int], BatchIterator]
 
 # A step that takes this many medians is logged.
 SLOW_FACTOR = 10.0
-# What a checkpoint's cursor has beside the data's position.
-_EARLY_STOPPING = "early_stopping"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class FitSchedule:
         num_epochs, max_steps: one of the two; the other is None.
         epochs_per_round: epochs on the same examples, where others are collected then: nothing is
             saved within them. None: the examples never change.
+        first_step: optimizer steps that another training did before the first batch.
 
     Raises:
         ValueError: a number is not positive, or would end or save within a round; or not exactly
@@ -62,10 +63,11 @@ class FitSchedule:
     save_every_epochs: int = 1
     epochs_per_round: int | None = None
     max_steps: int | None = None
+    first_step: int = 0
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
-            if name != "data" and number is not None:
+            if name not in ("data", "first_step") and number is not None:
                 check_positive(name, number)
         if (self.num_epochs is None) == (self.max_steps is None):
             raise ValueError("give either num_epochs or max_steps, not both and not neither.")
@@ -84,8 +86,8 @@ class FitSchedule:
         """Optimizer steps of the whole training."""
         if self.num_epochs is None:
             assert self.max_steps is not None  # one of the two is given
-            return self.max_steps
-        return self.num_epochs * self.data.steps_per_epoch
+            return self.first_step + self.max_steps
+        return self.first_step + self.num_epochs * self.data.steps_per_epoch
 
     @property
     def steps_per_round(self) -> int:
@@ -94,19 +96,29 @@ class FitSchedule:
 
     def spans(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield what is left after `start` steps, as (first, last) steps done on equal examples."""
-        length = self.total_steps if self.epochs_per_round is None else self.steps_per_round
+        length = self.total_steps - self.first_step
+        if self.epochs_per_round is not None:
+            length = self.steps_per_round
         while start < self.total_steps:
-            stop = start - start % length + length
+            stop = start - (start - self.first_step) % length + length
             yield start, stop
             start = stop
 
+    def step_at(self, cursor: Mapping[str, Any]) -> int:
+        """Return the optimizer steps done where a checkpoint of this training has this cursor.
+
+        Raises:
+            DataError: the cursor belongs to other data.
+        """
+        return self.first_step + self.data.step_at(data_position(cursor))
+
     def epoch(self, step: int) -> float:
         """Return how many epochs are done after `step` steps."""
-        return step / self.data.steps_per_epoch
+        return (step - self.first_step) / self.data.steps_per_epoch
 
     def is_round_end(self, step: int) -> bool:
         """Whether a round, or an epoch where there are none, is complete after `step` steps."""
-        return step % self.steps_per_round == 0
+        return (step - self.first_step) % self.steps_per_round == 0
 
     def can_stop_after(self, step: int) -> bool:
         """Whether a training saved after `step` steps can be resumed: not within a round."""
@@ -129,7 +141,7 @@ class FitSchedule:
         if step == self.total_steps:
             return True
         steps_of_epochs = self.save_every_epochs * self.data.steps_per_epoch
-        if self.is_round_end(step) and step % steps_of_epochs == 0:
+        if self.is_round_end(step) and (step - self.first_step) % steps_of_epochs == 0:
             return True
         return self.save_every_steps is not None and step % self.save_every_steps == 0
 
@@ -227,6 +239,9 @@ class Trained(Protocol):
     ) -> Commit:
         """Replace the state, and what was saved beside it, by a checkpoint's; return its commit."""
 
+    def continue_from(self, step_directory: Path) -> None:
+        """Replace the state by another training's."""
+
 
 @dataclass
 class TrainingLoop:
@@ -244,6 +259,7 @@ class TrainingLoop:
     should_stop: Callable[[], bool] | None
     traced_steps: TracedSteps | None = None
     early_stopping: EarlyStopping | None = None
+    continuation: Continuation | None = None
     beside: dict[str, Any] = field(default_factory=dict)
     _late: LateFetch[_Dispatched] = field(default_factory=LateFetch)
     _window: _Window = field(default_factory=_Window)
@@ -269,7 +285,8 @@ class TrainingLoop:
             return FitResult(start, start, None, dict(self._metrics))
         with StepTrace(self.traced_steps, start) as trace:
             for first, stop in self.schedule.spans(start):
-                with open_batches(first, stop) as batches:
+                done = self.schedule.first_step
+                with open_batches(first - done, stop - done) as batches:
                     step = self._train(batches, first, trace)
                 if self._ends_early():
                     self._log_rest(step)
@@ -323,15 +340,17 @@ class TrainingLoop:
         self._hear(self._late.drain())
 
     def _resume(self) -> int:
-        """Restore the newest checkpoint, if there is one; return the steps already done."""
+        """Restore the newest checkpoint, or that to continue; return the steps already done."""
         if self.checkpointer is None or self.checkpointer.latest() is None:
+            if self.continuation is not None:
+                self.trainer.continue_from(self.continuation.directory)
+                if self.early_stopping is not None:
+                    self.early_stopping.restore(self.continuation.early_stopping)
             return self.trainer.step
         commit = self.trainer.restore(self.checkpointer, beside=self.beside)
-        cursor = dict(commit.cursor)
-        stopping = cursor.pop(_EARLY_STOPPING, None)
         if self.early_stopping is not None:
-            self.early_stopping.restore(stopping)
-        step = self.schedule.data.step_at(cursor)
+            self.early_stopping.restore(commit.cursor.get(EARLY_STOPPING))
+        step = self.schedule.step_at(commit.cursor)
         self._metrics = {k: v for k, v in commit.metrics.items() if v is not None}
         self._lines.hear_restored(step)
         return step
@@ -441,9 +460,9 @@ class TrainingLoop:
         self._wait_for_saves()
         for callback in self.callbacks:
             callback.on_save(step)
-        cursor = self.schedule.data.position(step)
+        cursor = self.schedule.data.position(step - self.schedule.first_step)
         if self.early_stopping is not None:
-            cursor[_EARLY_STOPPING] = self.early_stopping.to_json()
+            cursor[EARLY_STOPPING] = self.early_stopping.to_json()
         state = {**self.trainer.state, **self.beside}
         self.checkpointer.save(step, state, metrics=metrics, cursor=cursor)
         self._lines.hear_saved(step)

@@ -307,6 +307,7 @@ def read_trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Trai
             source=source,
             goodput=goodput,
             parameters=str((progress or {}).get("parameters") or ""),
+            warning=str((progress or {}).get("warning") or ""),
         )
         found.append(section)
     return found

@@ -75,6 +75,7 @@ def view_training(
     source: str = "",
     goodput: TimeParts | None = None,
     parameters: str = "",
+    warning: str = "",
 ) -> TrainingSection:
     """Return a stage's training for the page.
 
@@ -85,6 +86,7 @@ def view_training(
         source: whose records they are, if not this run's.
         goodput: what its time went into, where that is known.
         parameters: how many there are, and how many of them are trained.
+        warning: what the training warned of before it began.
     """
     figures = [
         *_loss_figure(history, units.loss),
@@ -105,6 +107,7 @@ def view_training(
         facts=(
             *_facts(history, units),
             *([("model", parameters)] if parameters else []),
+            *([("warning", warning)] if warning else []),
             *_goodput_facts(goodput),
         ),
         figures=tuple(figures),

@@ -134,13 +134,14 @@ class Progress:
     seconds_left: float | None = None
     devices: str | None = None
     parameters: str | None = None
+    warning: str | None = None
     tflops_per_device: float | None = None
     mfu: float | None = None
     peak_memory_bytes: int | None = None
 
 
 # What is said for good, whatever the phase.
-_LASTING = ("devices", "parameters", "tflops_per_device", "mfu", "peak_memory_bytes")
+_LASTING = ("devices", "parameters", "warning", "tflops_per_device", "mfu", "peak_memory_bytes")
 
 
 @dataclass
@@ -222,15 +223,16 @@ class StageContext:
         seconds_left: float | None = None,
         devices: str | None = None,
         parameters: str | None = None,
+        warning: str | None = None,
         tflops_per_device: float | None = None,
         mfu: float | None = None,
         peak_memory_bytes: int | None = None,
     ) -> None:
         """Write the stage's progress, which is also its heartbeat: call it every few minutes.
 
-        What is not given keeps its last value within a phase; `devices`, `parameters` and how well
-        devices are used keep it in all phases. Cheap: written at most twice a second, at once when
-        the phase changes; `flush` writes what was held back.
+        What is not given keeps its last value within a phase; `devices`, `parameters`, `warning`
+        and how well devices are used keep it in all phases. Cheap: written at most twice a second,
+        at once when the phase changes; `flush` writes what was held back.
         """
         said = Progress(
             phase=phase,
@@ -242,6 +244,7 @@ class StageContext:
             seconds_left=seconds_left,
             devices=devices,
             parameters=parameters,
+            warning=warning,
             tflops_per_device=tflops_per_device,
             mfu=mfu,
             peak_memory_bytes=peak_memory_bytes,

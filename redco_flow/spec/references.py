@@ -1,7 +1,7 @@
 """Resolve references between stages: the source of each input, and the order of stages.
 
-An input that takes a checkpoint may instead name one that was promoted, `@production`, or the id of
-one, at least its first 12 digits.
+An input that takes a checkpoint may instead name one that was promoted, `@production`, the id of
+one, at least its first 12 digits, or that of a run, `RUN` or `RUN/STAGE`.
 
 `STAGE`, `STAGE/SELECTOR`, or `SELECTOR` alone where one stage only produces that kind; where
 nothing is written, that one stage. The same graph in the same order always gives the same answer.
@@ -26,6 +26,8 @@ LAST = "@last"
 _ALIASED_KIND = "checkpoint"
 _ARTIFACT = re.compile(r"[0-9a-f]{12,64}")
 _ID_DIGITS = 64
+# A run's id is its pipeline's name and six letters or digits.
+_RUN = re.compile(rf"{NAME_PATTERN[1:-1]}-[a-hjkmnp-z2-9]{{6}}(?:/.+)?")
 _ALIAS = re.compile(
     rf"(?P<alias>@(?:{NAME_PATTERN[1:-1]}/)?{NAME_PATTERN[1:-1]})(?:@(?P<artifact>[0-9a-f]{{64}}))?"
 )
@@ -36,9 +38,9 @@ class InputRef:
     """One output of a stage, `checkpoint/best/rouge2` of `train`, or what an alias names.
 
     Args:
-        stage: empty of an alias and of an artifact's id.
-        alias: `@production` or `@quickstart/production`, or an id or its first digits; empty of a
-            stage's output.
+        stage: empty of an alias, an artifact's id and another run's output.
+        alias: `@production` or `@quickstart/production`, an id or its first digits, or `RUN/STAGE`;
+            empty of a stage's output.
         artifact: the id of the artifact that `alias` names; empty until the run is planned.
     """
 
@@ -92,6 +94,9 @@ class References:
         texts = given if slot.many and isinstance(given, list) else [given]
         if not texts or not all(isinstance(text, str) and text for text in texts):
             wanted = "a list of references" if slot.many else "one reference (STAGE/SELECTOR)"
+            if slot.options:
+                options = ", ".join(f"{option}: …" for option in slot.options)
+                wanted += f" or {{{slot.kind}: REFERENCE, {options}}}"
             raise ValueError(f"'{slot_name}' of stage '{stage}' must be {wanted}")
         texts = [text for text in texts if not self._is_broken(text)]
         found = tuple(self._written(body, slot_name, slot, text) for text in texts)
@@ -122,8 +127,9 @@ class References:
             producer = max(named, key=len)
             selector = text[len(producer) + 1 :] or None
             return self._ref(body, slot_name, slot, producer, selector)
-        if slot.kind == _ALIASED_KIND and _ARTIFACT.fullmatch(text):
-            return InputRef("", _ALIASED_KIND, text, text if len(text) == _ID_DIGITS else "")
+        if slot.kind == _ALIASED_KIND and _is_published(text):
+            is_whole_id = len(text) == _ID_DIGITS and _ARTIFACT.fullmatch(text)
+            return InputRef("", _ALIASED_KIND, text, text if is_whole_id else "")
         producers = self._producers(slot.kind, body.name)
         misspelt = difflib.get_close_matches(text.split("/")[0], self.bodies, n=1, cutoff=0.75)
         if len(producers) == 1 and not misspelt:
@@ -142,7 +148,7 @@ class References:
         """Return the slot for the kind of artifact that `STAGE/KIND/SELECTOR` means."""
         where = f"'{slot_name}' of stage '{body.name}'"
         producer = max((name for name in self.bodies if _is_of(text, name)), key=len, default=None)
-        if text.startswith("@") or (producer is None and _ARTIFACT.fullmatch(text)):
+        if text.startswith("@") or (producer is None and _is_published(text)):
             return InputSlot(_ALIASED_KIND), text
         if producer is None:
             raise ValueError(
@@ -254,6 +260,11 @@ def _aliased(where: str, slot: InputSlot, text: str) -> InputRef:
     if found["alias"] == LAST and not slot.is_optional:
         raise ValueError(f"{where}: {LAST} is for `start_from`; name a stage or an alias.")
     return InputRef("", _ALIASED_KIND, found["alias"], found["artifact"] or "")
+
+
+def _is_published(text: str) -> bool:
+    """Whether a reference is an artifact's id, or an output of another run."""
+    return bool(_ARTIFACT.fullmatch(text) or _RUN.fullmatch(text))
 
 
 def _is_of(text: str, stage: str) -> bool:

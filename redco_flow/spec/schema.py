@@ -75,13 +75,24 @@ def _stage_schema(kind: StageKind, config: dict[str, Any]) -> dict[str, Any]:
     for name, slot in kind.inputs.items():
         one = {"type": ["string", "null"]}
         many = {"anyOf": [one, {"type": "array", "items": {"type": "string"}}]}
-        aliased = ", or @ALIAS" if slot.kind == "checkpoint" else ""
+        aliased = ", RUN/STAGE, an artifact's id, or @ALIAS" if slot.kind == "checkpoint" else ""
         aliased += ", or @last" if slot.is_optional else ""
         taken = f"STAGE or STAGE/SELECTOR{aliased}: its input of kind {slot.kind}."
-        properties[name] = {"description": taken, **(many if slot.many else one)}
+        value: dict[str, Any] = many if slot.many else one
+        if slot.options:
+            options = {option: config["properties"][key] for option, key in slot.options.items()}
+            taken += f" Or {{{slot.kind}: REFERENCE, {': …, '.join(options)}: …}}."
+            value = {"anyOf": [one, _with_options(slot.kind, options)]}
+        properties[name] = {"description": taken, **value}
     required = [name for name in config.get("required", []) if name not in kind.sections]
     stage = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
     return {"title": f"stage kind {kind.name}", **stage, "required": required}
+
+
+def _with_options(kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    properties = {kind: {"type": "string"}, **options}
+    closed = {"additionalProperties": False, "required": [kind]}
+    return {"type": "object", "properties": properties, **closed}
 
 
 def _stages_schema(kinds: list[StageKind]) -> dict[str, Any]:

@@ -29,6 +29,9 @@ one module with all of it, whose top level must then be light:
                                                 # settings that do not fit this number of devices
     def upstream_problems(config, upstream): ...    # optional: (slot, path in the Config of that
                                                 # slot's stage, message); `upstream`: slot -> Config
+    def artifact_problems(config, slot, metadata): ...  # optional: messages, where the settings do
+                                                # not fit the metadata of a published artifact that
+                                                # the slot names by id, alias or run
     def data_identity(config): ...              # optional: identity of data that is no file
     def hub_references(config): ...             # optional: names on the hub (`HubReference`); else
                                                 # those in its sections `model` and `data`
@@ -51,7 +54,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -99,12 +102,15 @@ class InputSlot:
             "last" takes `checkpoint/last`, "" takes the output named like the kind.
         many: the slot takes a list of references; absent means every producer.
         is_optional: absent means nothing; so does an alias that names nothing yet.
+        options: keys that may be written next to the reference, as `{checkpoint: REFERENCE,
+            optimizer: true}`, each with the field of Config that it sets.
     """
 
     kind: str
     default_selector: str = ""
     many: bool = False
     is_optional: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 class NamedFile(NamedTuple):
@@ -199,6 +205,7 @@ class StageKind:
     upstream_problems: Callable[
         [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
     ] = _no_problems
+    artifact_problems: Callable[[Any, str, Mapping[str, Any]], Iterable[str]] = _no_problems
     logged_metrics: Callable[[Any], Mapping[str, str] | None] = _no_metrics
     declare: Callable[[Mapping[str, Any], Collection[str]], Declaration] | None = None
     conclude: Callable[[Any, Any], str] | None = None
@@ -281,6 +288,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         named_files=getattr(module, "named_files", _no_files),
         device_problems=getattr(module, "device_problems", _no_problems),
         upstream_problems=getattr(module, "upstream_problems", _no_problems),
+        artifact_problems=getattr(module, "artifact_problems", _no_problems),
         logged_metrics=getattr(module, "logged_metrics", _no_metrics),
         declare=getattr(module, "declare", None),
         conclude=getattr(module, "conclude", None),

@@ -45,7 +45,7 @@ from redco_flow.spec.recipe_settings import (
     kind_with_settings,
     settings_type_of,
 )
-from redco_flow.spec.stage_kind import StageConfig, StageKind, find_stage_kind
+from redco_flow.spec.stage_kind import InputSlot, StageConfig, StageKind, find_stage_kind
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,8 @@ def _read_stage(document: Document, name: str) -> StageBody:
     own = document.section(("stages", name))
     if own.values is None:
         own = Document({}, own.origins)
+    for slot_name, slot in kind.inputs.items():
+        own = _without_options(own, slot_name, slot)
     problems: tuple[Problem, ...] = ()
     if kind.declare is not None:
         kind, problems = _with_declaration(document, name, kind, own)
@@ -269,6 +271,18 @@ def _read_stage(document: Document, name: str) -> StageBody:
     for path in paths.values():
         body = body.without(path)
     return StageBody(name, kind, own, config.merged(body), references, problems)
+
+
+def _without_options(own: Document, name: str, slot: InputSlot) -> Document:
+    """Return a stage's body with a slot's reference alone, and its options as the settings."""
+    written = own.get((name,))
+    known = {slot.kind, *slot.options}
+    if not isinstance(written, dict) or slot.kind not in written or not set(written) <= known:
+        return own
+    for key, setting in slot.options.items():
+        if key in written:
+            own = own.with_part((setting,), own.section((name, key)))
+    return own.with_part((name,), own.section((name, slot.kind)))
 
 
 def _with_declaration(

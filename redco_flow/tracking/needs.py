@@ -22,6 +22,7 @@ from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
 _ID = re.compile(r"(?<![0-9a-zA-Z])[0-9a-f]{12,64}(?![0-9a-zA-Z])")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NAME = re.compile(r"^name:\s*[\"']?([A-Za-z0-9_.-]+)", re.MULTILINE)
 
 
@@ -129,7 +130,7 @@ def find_needs(workspace: Workspace, chosen: Collection[str] = ()) -> Needs:
     named = dict(_named_by_aliases(workspace))
     for schedule in list_schedules(workspace):
         held |= _held_by_schedule(schedule)
-        named |= dict(_named_by_schedule(workspace, schedule))
+        named |= dict(_named_by_schedule(workspace, schedule, runs))
     results = {one.fingerprint[:SHORT_DIGITS]: one for one in list_results(workspace)}
     return Needs(workspace, present, deleted, held, named, _results=results)
 
@@ -144,9 +145,9 @@ def _named_by_aliases(workspace: Workspace) -> Iterator[tuple[str, str]]:
 
 
 def _named_by_schedule(
-    workspace: Workspace, schedule: ScheduleDirectory
+    workspace: Workspace, schedule: ScheduleDirectory, runs: Iterable[RunReferences]
 ) -> Iterator[tuple[str, str]]:
-    """Artifacts that the pipeline names by id, and its latest results, which a firing reuses."""
+    """Artifacts that the pipeline names by id or run, and its latest results, for reuse."""
     asked = schedule.read()
     path = Path(asked.directory, asked.pipeline)
     try:
@@ -157,9 +158,12 @@ def _named_by_schedule(
             f"known which artifacts it needs. Make it readable, or delete the schedule: "
             f"`redco-flow schedule rm {schedule.name}`. Nothing was changed."
         ) from error
-    ids = _ID.findall("\n".join([text, *asked.overrides]))
-    for artifact in ArtifactStore(workspace).list() if ids else ():
-        if any(artifact.id.startswith(one) for one in ids):
+    written = "\n".join([text, *asked.overrides])
+    ids, words = _ID.findall(written), set(_WORD.findall(written))
+    of_runs = {it for one in runs if one.run.id in words for it in one.artifacts | one.pinned}
+    for artifact in ArtifactStore(workspace).list() if ids or of_runs else ():
+        is_of_run = artifact.kind == "checkpoint" and artifact.id in of_runs
+        if is_of_run or any(artifact.id.startswith(one) for one in ids):
             yield artifact.id, f"schedule {schedule.name}"
     names = {one.run.rpartition("-")[0] for one in schedule.firings() if one.run}
     for name in names.union(_NAME.findall(text)[:1]):

@@ -36,6 +36,7 @@ def test_a_stage_tells_its_devices_and_their_use_while_it_runs_and_afterwards(ru
         tflops_per_device=402.4,
         mfu=0.4067,
         peak_memory_bytes=65 * 2**30,
+        warning="checkpoints may need 3 GiB at once",
     )
 
     view = read_run_view(run)
@@ -46,6 +47,7 @@ def test_a_stage_tells_its_devices_and_their_use_while_it_runs_and_afterwards(ru
         "on 8 × NVIDIA H100, 402 TFLOP/s a device, MFU 40.7%, peak memory 65.0 GiB a device"
         in status_text(view)
     )
+    assert "    warning: checkpoints may need 3 GiB at once" in status_text(view).splitlines()
 
 
 def test_on_devices_that_are_not_known_there_is_no_mfu(run):

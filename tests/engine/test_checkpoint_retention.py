@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer, restore_params
 from redco_flow.engine.checkpoint.commit import COMMIT_FILE
 from redco_flow.engine.checkpoint.directory import best_step, steps_to_delete
 from redco_flow.engine.errors import CheckpointError
@@ -91,6 +91,27 @@ def test_the_last_the_best_and_the_pinned_stay_on_disk(tmp_path):
         assert checkpointer.steps() == [1, 2, 7, 8]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"1", "2", "7", "8"}
+
+
+def test_only_the_newest_keep_what_a_training_resumes_from_where_that_is_asked_for(tmp_path):
+    keep = {"keep_last": 2, "keep_best": {"bleu": "max"}, "keep_state": "last"}
+    with Checkpointer(tmp_path, **keep) as checkpointer:
+        save(checkpointer, 1, bleu=0.9)
+        for step in (2, 3, 4):
+            save(checkpointer, step, bleu=0.1)
+        best = checkpointer.step_directory(1)
+
+        assert checkpointer.steps() == [1, 3, 4]
+        assert not (best / "training").exists()
+        checkpointer.verify(1)
+        found = restore_params(best, state_at(0)["params"])
+        assert found["w"].tolist() == [1.0] * 4
+        with pytest.raises(CheckpointError, match="its parameters alone were kept"):
+            checkpointer.restore(1, like=state_at(0))
+        for step in (3, 4):
+            (checkpointer.step_directory(step) / "tree.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="no checkpoint is intact"):
+            checkpointer.restore(like=state_at(0))
 
 
 def test_pins_and_scores_outlive_the_process(tmp_path):

@@ -111,7 +111,7 @@ class Published:
             metadata={"recipe": recipe_name, "step": 3, "metrics": {"eval_loss": 1.5}},
             produced_by={"stage": "train", "run": "tiny-abc123", "fingerprint": "f" * 64},
             digests=digests,
-            identity=checkpoint_identity(digests, parameter_digests(step)),
+            identity=checkpoint_identity(digests, parameter_digests(step), {}),
         )
 
     def _plan_lora(self, targets, separate):

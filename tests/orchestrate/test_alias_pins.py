@@ -11,6 +11,7 @@ from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.aliases import AliasEvent, AliasName, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, publish_result
+from redco_flow.tracking.run_directory import RunDirectory
 
 PIPELINE = """\
 name: demo
@@ -117,6 +118,28 @@ def test_a_checkpoint_is_named_by_its_id_or_the_beginning_of_it(runs, checkpoint
         ConfigError, match=r"pipeline\.yaml:5:\d+: 'checkpoint' of stage 'reread': "
     ):
         pinned(runs, PIPELINE.replace("@production", "0123456789ab"))
+
+
+def test_a_checkpoint_is_named_by_its_run_the_newest_of_several(runs, checkpoint):
+    best, last = checkpoint(1), checkpoint(2)
+    run = RunDirectory.create(runs.workspace, "first", argv=[])
+    outputs = {"checkpoint/best/bleu": best.id, "checkpoint/last": last.id}
+    result = StageResult(
+        fingerprint="f" * 64, pipeline="first", stage="train", run=run.id, kind="train",
+        ingredients={"inputs": {}}, outputs=outputs, inputs_verified=True,
+    )  # fmt: skip
+    publish_result(runs.workspace, result)
+    entry = {"state": "completed", "fingerprint": result.fingerprint, "artifacts": outputs}
+    run.write_state({"state": "completed", "stages": {"train": entry}})
+
+    for text in (run.id, f"{run.id}/train", f"{run.id}/train/best/bleu"):
+        resolved, [pin] = pinned(runs, PIPELINE.replace("@production", text))
+
+        wanted = best if "best" in text else last
+        assert resolved.document["stages"]["reread"]["checkpoint"] == wanted.id
+        assert str(pin) == f"run: reread.checkpoint: {text} is checkpoint {wanted.id[:12]}"
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:5:\d+: 'checkpoint' .*no run"):
+        pinned(runs, PIPELINE.replace("@production", "first-abcdef"))
 
 
 def test_a_sweeps_points_share_what_one_checkpoint_makes(runs, checkpoint, name):

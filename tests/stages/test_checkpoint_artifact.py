@@ -10,6 +10,7 @@ from redco_flow.engine.checkpoint.checkpointer import (
     parameter_digests,
     restore_params,
 )
+from redco_flow.engine.checkpoint.commit import TRAINING
 from redco_flow.records import digest_file
 from redco_flow.runtime.context import Output, StageOutputs
 from redco_flow.stages.artifacts.checkpoint import (
@@ -63,19 +64,22 @@ def test_retention_takes_nothing_from_a_checkpoint_that_an_artifact_is_made_of(t
     assert {name: digest_file(tmp_path / "artifact" / name) for name in digests} == digests
 
 
-def publish(bench, name, params, tokenizer="{}", record=RECORD):
+def publish(bench, name, params, tokenizer="{}", record=RECORD, moment=1.0):
     """Save parameters and publish them, in a directory of this name."""
     folder = bench.root / name
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "tokenizer" / "tokenizer.json").write_text(tokenizer)
     with Checkpointer(folder / "checkpoints") as checkpointer:
-        checkpointer.save(1, {"params": params, "moment": jnp.ones(3)}, cursor={"name": name})
+        checkpointer.save(
+            1, {"params": params, "moment": jnp.full(3, moment)}, cursor={"name": name}
+        )
         checkpointer.wait()
         step_directory = checkpointer.step_directory(1)
     digests = write_checkpoint_artifact(
         folder / "artifact", step_directory, folder / "tokenizer", record
     )
-    identity = checkpoint_identity(digests, parameter_digests(step_directory))
+    state = parameter_digests(step_directory, TRAINING)
+    identity = checkpoint_identity(digests, parameter_digests(step_directory), state)
     outputs = StageOutputs({"checkpoint": Output("checkpoint", folder / "artifact", {}, digests)})
     return (
         bench.store.publish("checkpoint", folder / "artifact", digests=digests, identity=identity),
@@ -84,7 +88,7 @@ def publish(bench, name, params, tokenizer="{}", record=RECORD):
 
 
 @pytest.mark.slow
-def test_a_checkpoints_id_follows_its_parameters_recipe_and_tokenizer_whatever_its_files(bench):
+def test_a_checkpoints_id_follows_its_arrays_recipe_and_tokenizer_whatever_its_files(bench):
     params = {"w": jnp.arange(16.0).reshape(4, 4), "b": jnp.zeros(4)}
     first, first_by_files = publish(bench, "first", params)
 
@@ -99,5 +103,6 @@ def test_a_checkpoints_id_follows_its_parameters_recipe_and_tokenizer_whatever_i
         publish(bench, "name", {"w": params["w"], "c": params["b"]}),
         publish(bench, "tokenizer", params, tokenizer="{ }"),
         publish(bench, "recipe", params, record=replace(RECORD, step=2)),
+        publish(bench, "optimizer", params, moment=2.0),
     ]
-    assert len({first.id, *(by_identity.id for by_identity, _ in others)}) == 7
+    assert len({first.id, *(by_identity.id for by_identity, _ in others)}) == 8

@@ -168,6 +168,13 @@ def _named_by_schedule(workspace, run):
     schedule.write_firing(Firing("1", utc_now(), FiringState.COMPLETED, run=run.id))
 
 
+def _named_as_run_by_schedule(workspace, run):
+    schedule = ScheduleDirectory.of(workspace, "weekly")
+    pipeline = workspace.root / "weekly.yaml"
+    pipeline.write_text(f"name: weekly\nstages: {{train: {{start_from: {run.id}/train}}}}")
+    schedule.write(Schedule("weekly", str(pipeline), str(workspace.root)))
+
+
 def _pinned_by_run(workspace, run):
     other = run_pipeline(workspace, "other", data=9)
     other.resolved_path.write_text(f"checkpoint: {checkpoint_of(workspace, run)}")
@@ -185,6 +192,7 @@ def _of_open_sweep(workspace, run):
         (point_alias, EVERYTHING),
         (_named_by_schedule, EVERYTHING),
         (_of_open_sweep, EVERYTHING),
+        (_named_as_run_by_schedule, EVERYTHING),
         (_pinned_by_run, Selection(keep_last=1, unreferenced=True)),
     ],
 )
@@ -193,7 +201,7 @@ def test_what_an_alias_a_schedule_a_sweep_or_a_pin_needs_is_not_deleted(workspac
     use(workspace, run)
     run_pipeline(workspace, rate=2)
 
-    if use is not _pinned_by_run:
+    if use not in (_pinned_by_run, _named_as_run_by_schedule):
         with pytest.raises(
             UsageError, match=rf"run {run.id} is not deleted: .*Nothing was changed"
         ):

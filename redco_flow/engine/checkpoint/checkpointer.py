@@ -41,7 +41,12 @@ from redco_flow.engine.checkpoint.commit import (
     write_commit,
 )
 from redco_flow.engine.checkpoint.copies import copy_to_all, whole_on_host
-from redco_flow.engine.checkpoint.directory import CheckpointDirectory, Mode, best_step
+from redco_flow.engine.checkpoint.directory import (
+    CheckpointDirectory,
+    KeepState,
+    Mode,
+    best_step,
+)
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.engine.files import canonical_json
 
@@ -51,6 +56,7 @@ __all__ = [
     "StoredArray",
     "checkpoint_files",
     "parameter_digests",
+    "restore_checkpoint",
     "restore_params",
     "stored_arrays",
 ]
@@ -69,6 +75,8 @@ class Checkpointer:
         keep_last: how many of the newest to keep, at least 1. With 1 there may be nothing to
             fall back to when that one is damaged.
         keep_best: metric -> "max" or "min": also keep the best by each.
+        keep_state: "last" keeps of the best that are not among the newest the parameters alone;
+            no training resumes from those.
         is_async: return from `save` as soon as the state is copied to the host.
         is_shared: whether all processes see the directory. Where they do not, process 0 saves
             and the others get copies.
@@ -83,6 +91,7 @@ class Checkpointer:
         *,
         keep_last: int = 1,
         keep_best: Mapping[str, Mode] | None = None,
+        keep_state: KeepState = "all",
         is_async: bool = True,
         is_shared: bool = True,
     ) -> None:
@@ -95,6 +104,7 @@ class Checkpointer:
         self.directory = self._on_disk.path
         self.keep_last = keep_last
         self.keep_best = dict(keep_best or {})
+        self.keep_state = keep_state
         self._is_async = is_async
         self.is_shared = is_shared or jax.process_count() == 1
         self._orbax: Any = None
@@ -233,7 +243,9 @@ class Checkpointer:
         self.wait()
         disk = self._on_disk
         chosen = decide_first(
-            lambda: disk.newest_intact() if step is None else disk.check_intact(step)
+            lambda: (
+                disk.newest_intact() if step is None else disk.check_intact(step, needs_state=True)
+            )
         )
         return restore_state(self.step_directory(chosen), like), self.commit(chosen)
 
@@ -297,7 +309,7 @@ class Checkpointer:
             if is_first_process():
                 write_tree(path, tree)
                 write_commit(path, replace(commit, files=digest_tree(path)))
-                self._on_disk.retain(self.keep_last, self.keep_best)
+                self._on_disk.retain(self.keep_last, self.keep_best, self.keep_state)
         except Exception as error:
             failure = self._failed(commit.step, error)
             # Also here: a program that ends without waiting would never hear of it.
@@ -329,10 +341,28 @@ def restore_params(step_directory: str | Path, like: Any) -> Any:
         CheckpointError: no commit, a damaged file, or other paths, shapes or dtypes.
     """
     path = Path(step_directory).absolute()
-    damage = find_damage(path, read_commit(path), params_only=True)
-    if damage:
-        raise CheckpointError(f"{path}: damaged: {'; '.join(damage)}.")
+    _check_intact(path, params_only=True)
     return restore_params_only(path, like)
+
+
+def restore_checkpoint(step_directory: str | Path, like: Any) -> Any:
+    """Read one checkpoint's whole state, after comparing its files with their digests.
+
+    Args:
+        step_directory: as of `restore_params`.
+        like: as in `Checkpointer.restore`.
+
+    Raises:
+        CheckpointError: no commit, a damaged file, or other paths, shapes or dtypes.
+    """
+    path = Path(step_directory).absolute()
+    _check_intact(path)
+    return restore_state(path, like)
+
+
+def _check_intact(path: Path, *, params_only: bool = False) -> None:
+    if damage := find_damage(path, read_commit(path), params_only=params_only):
+        raise CheckpointError(f"{path}: damaged: {'; '.join(damage)}.")
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -49,9 +49,13 @@ def copy_to_all(directory: CheckpointDirectory) -> None:
         is_here = np.array([_commit_bytes(folder) == commit])
         if not np.all(multihost_utils.process_allgather(is_here)):
             _copy_step(folder, writes=writes and not is_here[0])
+    dropped = [step for step in steps if not directory.has_state(step)]
+    dropped = json.loads(_tell(json.dumps(dropped).encode()))
     if writes:
         for step in set(directory.steps()) - set(steps):
             directory.delete(step)
+        for step in dropped:
+            directory.drop_state(step)
     wait_for_all("checkpoints copied")
 
 

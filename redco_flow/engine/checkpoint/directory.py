@@ -15,6 +15,7 @@ from typing import Literal
 
 from redco_flow.engine.checkpoint.commit import (
     COMMIT_FILE,
+    TRAINING,
     Commit,
     find_damage,
     is_committed,
@@ -23,6 +24,7 @@ from redco_flow.engine.checkpoint.commit import (
 from redco_flow.engine.errors import CheckpointError
 
 Mode = Literal["max", "min"]
+KeepState = Literal["all", "last"]
 Scores = Mapping[int, Mapping[str, float | None]]
 
 
@@ -60,6 +62,7 @@ def steps_to_delete(
 
 
 _log = logging.getLogger(__name__)
+_PARAMS_ONLY_FILE = "params_only"
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 
 
@@ -110,8 +113,22 @@ class CheckpointDirectory:
                 scores[step] = {}
         return scores
 
-    def check_intact(self, step: int) -> int:
+    def has_state(self, step: int) -> bool:
+        """Whether a committed step has all of its state, and not its parameters alone."""
+        return not (self.step_directory(step) / _PARAMS_ONLY_FILE).exists()
+
+    def drop_state(self, step: int) -> None:
+        """Delete all but the parameters of a committed step; no training resumes from it then."""
+        path = self.step_directory(step)
+        # First the mark: after a kill in between, files that are gone must not count as damage.
+        (path / _PARAMS_ONLY_FILE).touch()
+        shutil.rmtree(path / TRAINING, ignore_errors=True)
+
+    def check_intact(self, step: int, *, needs_state: bool = False) -> int:
         """Compare a step's files with their digests; return the step.
+
+        Args:
+            needs_state: refuse a step whose parameters alone were kept.
 
         Raises:
             CheckpointError: it is not committed or damaged; the message names the files.
@@ -121,7 +138,10 @@ class CheckpointDirectory:
             raise CheckpointError(
                 f"{self.path}: step {step} is not committed; committed: {self.listed()}."
             )
-        damage = find_damage(path, read_commit(path))
+        has_state = self.has_state(step)
+        if needs_state and not has_state:
+            raise CheckpointError(f"{path}: its parameters alone were kept (keep_state: last).")
+        damage = find_damage(path, read_commit(path), params_only=not has_state)
         if damage:
             raise CheckpointError(f"{path}: damaged: {'; '.join(damage)}.")
         return step
@@ -135,7 +155,7 @@ class CheckpointDirectory:
         problems = []
         for step in reversed(self.steps()):
             try:
-                self.check_intact(step)
+                self.check_intact(step, needs_state=True)
             except CheckpointError as error:
                 problems.append(str(error))
                 continue
@@ -198,14 +218,24 @@ class CheckpointDirectory:
                 _log.warning("%s: an unfinished save, removed.", path)
                 shutil.rmtree(path)
 
-    def retain(self, keep_last: int, keep_best: Mapping[str, Mode]) -> None:
-        """Garbage-collect checkpoints: delete those that `steps_to_delete` names."""
+    def retain(
+        self, keep_last: int, keep_best: Mapping[str, Mode], keep_state: KeepState = "all"
+    ) -> None:
+        """Garbage-collect checkpoints: delete those that `steps_to_delete` names.
+
+        Args:
+            keep_state: "last" also deletes all but the parameters of those that stay and are
+                neither among the newest nor pinned.
+        """
         with self._deleting:
             pinned = self.pinned()
             for step in steps_to_delete(
                 self.scores(), keep_last=keep_last, keep_best=keep_best, pinned=pinned
             ):
                 self.delete(step)
+            for step in self.steps()[:-keep_last] if keep_state == "last" else ():
+                if step not in pinned:
+                    self.drop_state(step)
 
     def _pin_file(self, step: int) -> Path:
         return self.path / f"{step}.pin"

@@ -229,7 +229,16 @@ class BatchSampler:
             position["order"] = self.order.to_json()
         return position
 
-    def step_at(self, position: Mapping[str, object]) -> int:
+    def differences(self, position: Mapping[str, Any]) -> list[str]:
+        """Return how a cursor differs from one that `position` makes of its step, a text a key."""
+        wanted = self.position(position["step"])
+        return [
+            f"{key}: checkpoint {position.get(key)!r}, now {value!r}"
+            for key, value in {**dict.fromkeys(position), **wanted}.items()
+            if position.get(key) != value
+        ]
+
+    def step_at(self, position: Mapping[str, Any]) -> int:
         """Return the next step of a cursor that `position` made.
 
         Raises:
@@ -239,13 +248,7 @@ class BatchSampler:
         step = position.get("step")
         if not isinstance(step, int) or step < 0:
             raise DataError(f"the data position has step {step!r}; a whole number is needed.")
-        wanted = self.position(step)
-        differing = [
-            f"{key}: checkpoint {position.get(key)!r}, now {value!r}"
-            for key, value in {**dict.fromkeys(position), **wanted}.items()
-            if position.get(key) != value
-        ]
-        if differing:
+        if differing := self.differences(position):
             raise DataError(
                 f"the checkpoint's data position does not fit this training ({'; '.join(differing)}"
                 "). Resume with the same data, global_batch_size and seed, or start afresh."

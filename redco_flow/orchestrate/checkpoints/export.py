@@ -45,12 +45,13 @@ _CRASHES = [-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABR
 Form = Literal["model", "adapter"]
 
 
-def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
+def find_checkpoint(workspace: Workspace, text: str, *, default: str = "") -> Artifact:
     """Return the checkpoint that a command line means.
 
     Args:
         text: its id or the beginning of it, its path, @ALIAS or @MODEL/ALIAS, RUN/STAGE,
             RUN/STAGE/OUTPUT, the STAGE of the last run, RUN, or `last`, the last run.
+        default: which of a stage's checkpoints is meant where `text` fits several, as `last`.
 
     Raises:
         UsageError: nothing, several, or something else has this name.
@@ -60,8 +61,10 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
     path = Path(text)
     if (path / "manifest.json").is_file() or (path.parent / "manifest.json").is_file():
         text = path.name if (path / "manifest.json").is_file() else path.absolute().parent.name
-    target = _of_run(workspace, text) or _target(workspace, text)
-    found = store.get(_checkpoint_of(target)) if isinstance(target, ResultTarget) else target
+    target = _of_run(workspace, text, default) or _target(workspace, text)
+    if isinstance(target, ResultTarget):
+        target = store.get(_checkpoint_of(target, default))
+    found = target
     if found.kind != "checkpoint":
         raise UsageError(
             f"{text!r} is of kind {found.kind}, not a checkpoint: `redco-flow artifacts --kind "
@@ -83,7 +86,7 @@ def _target(workspace: Workspace, text: str) -> Artifact | ResultTarget:
         ) from error
 
 
-def _of_run(workspace: Workspace, text: str) -> Artifact | None:
+def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
     """The checkpoint that a run predicted with, or the only one that it made; None of no run.
 
     Raises:
@@ -106,7 +109,8 @@ def _of_run(workspace: Workspace, text: str) -> Artifact | None:
         for output, one in result.outputs.items()
         if output.partition("/")[0] == "checkpoint"
     }
-    ids = list(used) or list(dict.fromkeys(made.values()))
+    newest = [one for name, one in made.items() if default and name.endswith(f"/{default}")]
+    ids = list(used) or newest or list(dict.fromkeys(made.values()))
     if len(ids) == 1:
         return ArtifactStore(workspace).get(ids[0])
     raise UsageError(
@@ -118,7 +122,7 @@ def _of_run(workspace: Workspace, text: str) -> Artifact | None:
 _LAST = "@last"
 
 
-def _checkpoint_of(target: ResultTarget) -> str:
+def _checkpoint_of(target: ResultTarget, default: str) -> str:
     """The id of the one checkpoint among a stage's outputs."""
     result = target.result
     names = [target.output] if target.output else list(result.outputs)
@@ -128,6 +132,8 @@ def _checkpoint_of(target: ResultTarget) -> str:
             f"stage {result.run}/{result.stage} has no such checkpoint; its outputs: "
             f"{', '.join(result.outputs) or 'none'}."
         )
+    if default and f"checkpoint/{default}" in fitting:
+        return fitting[f"checkpoint/{default}"]
     if len(set(fitting.values())) > 1:
         listed = ", ".join(
             f"{result.run}/{result.stage}/{name.partition('/')[2]}" for name in fitting

@@ -1,4 +1,4 @@
-"""Pin the aliases that a pipeline names to the checkpoints that they name now.
+"""Pin the aliases and runs that a pipeline names to their current checkpoints.
 
 The ids take the aliases' place before anything else is decided: fingerprints follow them, and a run
 goes on with what it was planned with, though another checkpoint is promoted meanwhile.
@@ -7,21 +7,31 @@ goes on with what it was planned with, though another checkpoint is promoted mea
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
-from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline, ResolvedStage
+from redco_flow.orchestrate.checkpoints.export import find_checkpoint
+from redco_flow.spec.load import (
+    InputRef,
+    Origin,
+    ResolvedPipeline,
+    ResolvedStage,
+    settings_of,
+)
 from redco_flow.spec.names import dotted
 from redco_flow.spec.references import LAST
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
-from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.deletions import refuse_deleted
 from redco_flow.tracking.results import latest_result
+from redco_flow.tracking.run_directory import find_run
 from redco_flow.tracking.workspace import Workspace
 
 _SHORT = 12
+_ID = re.compile(r"[0-9a-f]{12,64}")
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class AliasPin:
 
     Args:
         stage, slot: whose input, and which.
-        alias: `@MODEL/ALIAS`.
+        alias: `@MODEL/ALIAS`, or another run's `RUN/STAGE`.
         checkpoint: the id that it named when the run was planned; empty where it named nothing,
             and the input, which is optional, was left out.
         since, by: when that was promoted, and by whom.
@@ -48,8 +58,9 @@ class AliasPin:
         if not self.checkpoint:
             return f"{self.stage}.{self.slot}: {self.alias} names nothing yet; it is left out"
         promoted = f", promoted by {self.by} at {self.since}" if self.since else ""
+        what = "alias" if self.alias.startswith("@") else "run"
         return (
-            f"alias: {self.stage}.{self.slot}: {self.alias} is checkpoint "
+            f"{what}: {self.stage}.{self.slot}: {self.alias} is checkpoint "
             f"{self.checkpoint[:_SHORT]}{promoted}"
         )
 
@@ -83,12 +94,17 @@ class AliasPins:
                     if self._names_nothing(stage, slot, refs[0], pipeline, workspace):
                         pins.append(AliasPin(name, slot, refs[0].alias, ""))
                         del inputs[slot], document["stages"][name][slot]
+                        stage = _without_options(stage, slot, document["stages"][name])
                         continue
                     found = [self._pin(ref, pipeline.name, workspace) for ref in refs]
                 except RedcoFlowError as error:
                     problems.append(_problem(pipeline, name, slot, error))
                     continue
                 inputs[slot] = tuple(ref for ref, _ in found)
+                problems += [
+                    _problem(pipeline, name, slot, message)
+                    for message in _misfits(stage, slot, inputs[slot], workspace)
+                ]
                 pins += [replace(pin, stage=name, slot=slot) for _, pin in found if pin]
                 _write(document["stages"][name], slot, inputs[slot])
             stages[name] = replace(stage, inputs=inputs)
@@ -103,7 +119,7 @@ class AliasPins:
         if not ref.alias:
             return ref, None
         if not ref.alias.startswith("@"):
-            return _by_id(ref, workspace), None
+            return _by_id(ref, workspace) if _ID.fullmatch(ref.alias) else _of_run(ref, workspace)
         name = LAST if ref.alias == LAST else AliasName.parse(ref.alias, model)
         pin = AliasPin("", "", str(name), ref.artifact)
         if isinstance(name, AliasName) and not ref.artifact:
@@ -151,18 +167,48 @@ class AliasPins:
         return found if found is not None else AliasStore(workspace).get(str(name))
 
 
-def _by_id(ref: InputRef, workspace: Workspace) -> InputRef:
+def _by_id(ref: InputRef, workspace: Workspace) -> tuple[InputRef, None]:
     """The reference with the whole id of the checkpoint that it names by its first digits."""
     found = ArtifactStore(workspace).get(ref.alias)
     if found.kind != ref.output:
         raise UsageError(f"artifact {found.short_id} is of kind {found.kind}, not a {ref.output}.")
     refuse_deleted(workspace, found)
+    return _to(found, ref, workspace), None
+
+
+def _of_run(ref: InputRef, workspace: Workspace) -> tuple[InputRef, AliasPin]:
+    """The reference with the id of a run's checkpoint, the newest where a stage has several."""
+    find_run(workspace, ref.alias.partition("/")[0])  # tells of a run that does not exist
+    found = find_checkpoint(workspace, ref.alias, default="last")
+    return _to(found, ref, workspace), AliasPin("", "", ref.alias, found.id)
+
+
+def _to(found: Artifact, ref: InputRef, workspace: Workspace) -> InputRef:
     if not ArtifactStore(workspace).is_whole(found.id):
         raise UsageError(f"checkpoint {found.short_id} is damaged: `redco-flow verify` says where.")
     return replace(ref, alias=found.id, artifact=found.id)
 
 
-def _problem(pipeline: ResolvedPipeline, name: str, slot: str, error: Exception) -> Problem:
+def _misfits(
+    stage: ResolvedStage, slot: str, refs: tuple[InputRef, ...], workspace: Workspace
+) -> list[str]:
+    """Return why the stage's settings do not fit the checkpoint in a slot."""
+    check, store = find_stage_kind(stage.kind).artifact_problems, ArtifactStore(workspace)
+    found = (store.get(ref.artifact) for ref in refs if ref.artifact)
+    return [message for one in found for message in check(stage.config, slot, one.metadata)]
+
+
+def _without_options(stage: ResolvedStage, slot: str, body: dict[str, Any]) -> ResolvedStage:
+    """Return a stage as if the options next to a reference had not been written."""
+    fields = type(stage.config).model_fields
+    options = find_stage_kind(stage.kind).inputs[slot].options.values()
+    defaults = {setting: fields[setting].default for setting in options}
+    config = stage.config.model_copy(update=defaults)
+    body |= defaults
+    return replace(stage, config=config, settings=settings_of(config))
+
+
+def _problem(pipeline: ResolvedPipeline, name: str, slot: str, error: Exception | str) -> Problem:
     path = find_stage_kind(pipeline.stages[name].kind).slot_path(slot)
     origin = pipeline.origins.get(dotted(("stages", name, *path)), Origin("default"))
     return origin.problem(f"'{slot}' of stage '{name}': {error}")

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from redco_flow.engine.checkpoint.checkpointer import checkpoint_files, restore_params
+from redco_flow.engine.checkpoint.commit import PARAMS, TRAINING
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import ArtifactError
@@ -179,11 +180,14 @@ def write_checkpoint_artifact(
     tokenizer: Path | None,
     record: RecipeRecord,
     adapter: AdapterRecord | None = None,
+    *,
+    params_only: bool = False,
 ) -> dict[str, str]:
     """Put an artifact's files together; big ones are linked where the disk can.
 
     Args:
         adapter: of the factors that the step has beside merged parameters, if it has.
+        params_only: leave the step's optimizer state out.
 
     Returns:
         BLAKE3 by path relative to `folder`, of all its files.
@@ -191,7 +195,7 @@ def write_checkpoint_artifact(
     if folder.exists():
         shutil.rmtree(folder)
     digests = {}
-    for path, digest in checkpoint_files(step_directory).items():
+    for path, digest in checkpoint_files(step_directory, params_only=params_only).items():
         _link(step_directory / path, folder / CHECKPOINT_FOLDER / path)
         digests[f"{CHECKPOINT_FOLDER}/{path}"] = digest
     for file in sorted(tokenizer.iterdir()) if tokenizer else ():
@@ -205,20 +209,25 @@ def write_checkpoint_artifact(
 
 
 def checkpoint_identity(
-    digests: Mapping[str, str], parameters: Mapping[str, str]
+    digests: Mapping[str, str], parameters: Mapping[str, str], state: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what a checkpoint artifact's id follows: its parameters, recipe and tokenizer.
+    """Return what a checkpoint artifact's id follows: parameters, state, recipe and tokenizer.
 
-    Orbax lays equal parameters into different files each time, so those are left out; with them
-    the optimizer's state, which no reader of an artifact uses.
+    Orbax lays equal arrays into different files each time, so those are left out.
 
     Args:
         digests: of the artifact's files, from `write_checkpoint_artifact`.
         parameters: the `parameter_digests` of its step.
+        state: digests of what it carries beside them, from which a training may continue:
+            optimizer state, step, seed and cursor.
     """
     folder = f"{CHECKPOINT_FOLDER}/"
     others = {path: digest for path, digest in digests.items() if not path.startswith(folder)}
-    return others | {f"{folder}params/{path}": digest for path, digest in parameters.items()}
+    stores = {PARAMS: parameters, TRAINING: state}
+    arrays = {
+        f"{part}/{path}": one for part, found in stores.items() for path, one in found.items()
+    }
+    return others | {folder + path: digest for path, digest in arrays.items()}
 
 
 def _link(source: Path, target: Path) -> None:

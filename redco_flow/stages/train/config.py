@@ -40,6 +40,11 @@ from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 from redco_flow.stages.device_layout import layout_problems
+from redco_flow.stages.train.continued_settings import (
+    OPTIMIZER_STATE,
+    continuation_problems,
+    optimizer_state_settings,
+)
 from redco_flow.stages.train.lora_targets import targets_problem
 from redco_flow.stages.train.positions import length_problems
 from redco_flow.stages.train.sections import (
@@ -62,7 +67,12 @@ LOSS_SCORES = (EVAL_LOSS, PERPLEXITY)
 SECTIONS = ("recipe", "settings", "model")
 INPUTS = {
     "dataset": InputSlot(kind="dataset"),
-    "start_from": InputSlot(kind="checkpoint", default_selector="last", is_optional=True),
+    "start_from": InputSlot(
+        kind="checkpoint",
+        default_selector="last",
+        is_optional=True,
+        options={"optimizer": "continue_optimizer"},
+    ),
     "reference_scores": InputSlot(kind="reference_scores", is_optional=True),
 }
 OUTPUTS = {"checkpoint": "checkpoint"}
@@ -80,6 +90,8 @@ class Config(StageConfig):
         recipe: the pipeline's own where the stage does not say it.
         settings: the recipe's.
         model: the pipeline's section of this name, with changes for this stage.
+        continue_optimizer: continue the optimizer state, steps and position in the data of the
+            checkpoint in `start_from`; written `start_from: {checkpoint: …, optimizer: true}`.
         num_epochs: passes over the training split.
         max_steps: optimizer steps, instead of `num_epochs`; epochs follow each other, and the last
             one may be cut short.
@@ -145,6 +157,7 @@ class Config(StageConfig):
     recipe: RecipeName = "text_to_text"
     settings: RecipeSettings = Field(default_factory=dict)
     model: ModelSection = ModelSection()
+    continue_optimizer: Annotated[bool, OnlyWhereSet()] = False
     num_epochs: PositiveInt = 1
     max_steps: Annotated[PositiveInt | None, OnlyWhereSet()] = None
     global_batch_size: PositiveInt = 32
@@ -413,7 +426,15 @@ def output_names(config: Config) -> list[str]:
 
 
 def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield that a reference's scores are missing or of no use, and targets that match nothing."""
+    """Yield which inputs are missing or of no use, and targets that match nothing."""
+    if config.continue_optimizer and "start_from" not in given:
+        yield ("continue_optimizer",), "needs `start_from`, the checkpoint to continue"
+    if config.continue_optimizer and config.lora is not None:
+        yield (
+            ("continue_optimizer",),
+            "checkpoints of low-rank factors are merged and carry no optimizer state: leave "
+            "`optimizer: true` out, or train without `lora`",
+        )
     recipe = find_own_recipe(config.recipe)
     if config.lora is not None and (family := _family(config.model, recipe)):
         has_labels = recipe is not None and recipe.targets is not None
@@ -444,11 +465,22 @@ def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[st
 def upstream_problems(
     config: Config, upstream: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Yield which lengths of the dataset's texts are beyond the model's positions."""
+    """Yield lengths beyond the model's positions, and why no optimizer can be continued."""
+    if "start_from" in upstream and config.continue_optimizer:
+        begun = upstream["start_from"]
+        saved = None if begun.lora is not None else optimizer_state_settings(begun)
+        for message in continuation_problems(config, saved):
+            yield "start_from", (), message
     if "dataset" in upstream and not _has_own_model(config.recipe):
         family = _family(config.model, find_own_recipe(config.recipe))
         for path, message in length_problems(config.model, family, upstream["dataset"]):
             yield "dataset", path, message
+
+
+def artifact_problems(config: Config, slot: str, metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the optimizer of a published checkpoint cannot be continued."""
+    if slot == "start_from" and config.continue_optimizer:
+        yield from continuation_problems(config, metadata.get(OPTIMIZER_STATE))
 
 
 def code_modules(config: Config) -> list[str]:

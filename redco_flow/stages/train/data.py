@@ -68,9 +68,13 @@ class TrainingData:
 
     def steps_per_epoch(self, config: Config) -> int:
         """Return how many steps count as an epoch."""
+        return self.sampler(config).steps_per_epoch
+
+    def sampler(self, config: Config) -> BatchSampler:
+        """Return the rows of each training batch."""
+        buckets = self.bucketing.buckets if self.bucketing else None
         size = config.global_batch_size
-        sampler = BatchSampler(len(self.examples), size, config.seed, order=self.order)
-        return sampler.steps_per_epoch
+        return BatchSampler(len(self.examples), size, config.seed, buckets, self.order)
 
     def first_batch(self, recipe: Recipe) -> Mapping[str, Any]:
         """Return one example as the recipe collates it by itself."""

@@ -32,14 +32,24 @@ COMMIT_FILE = "commit.json"
 
 
 class TrainingRecords(Callback):
-    """Write progress.json and metrics.jsonl while the engine trains."""
+    """Write progress.json and metrics.jsonl while the engine trains.
+
+    Args:
+        first_step: where the training begins, if it resumes from no checkpoint.
+    """
 
     def __init__(
-        self, context: StageContext, checkpointer: Checkpointer, provenance: Provenance
+        self,
+        context: StageContext,
+        checkpointer: Checkpointer,
+        provenance: Provenance,
+        *,
+        first_step: int = 0,
     ) -> None:
         self._context = context
         self._checkpointer = checkpointer
         self._provenance = asdict(provenance)
+        self._first_step = first_step
         self._pace: tuple[int, float] | None = None
         self._stop = CommonStop(context)
         self._record_what_is_resumed()
@@ -86,7 +96,7 @@ class TrainingRecords(Callback):
         self._context.log_metrics(
             {
                 "kind": START,
-                "start_step": self._checkpointer.latest() or 0,
+                "start_step": self._checkpointer.latest() or self._first_step,
                 "process_started_at": started.isoformat(timespec="milliseconds"),
                 **self._provenance,
             }

@@ -16,14 +16,21 @@ from typing import Any
 
 from redco_flow.engine import errors as engine_errors
 from redco_flow.engine.agreement import decide_first
-from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit, parameter_digests
+from redco_flow.engine.checkpoint.checkpointer import (
+    Checkpointer,
+    Commit,
+    parameter_digests,
+    restore_params,
+)
 from redco_flow.engine.checkpoint.commit import TRAINING
+from redco_flow.engine.continuation import Continuation
 from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.recipes.find import find_recipe, shares_model
 from redco_flow.recipes.recipe import CLASSES, Class, Recipe
+from redco_flow.records import digest_json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.runtime.process_group import describe_devices
 from redco_flow.spec.recipe_settings import values_of
@@ -39,7 +46,10 @@ from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
+from redco_flow.stages.train.continuation import check_steps_left, find_continuation
+from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, optimizer_state_settings
 from redco_flow.stages.train.data import TrainingData, read_training_data
+from redco_flow.stages.train.disk_space import warn_of_little_space
 from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.stages.train.records import TrainingRecords, open_logs
 from redco_flow.stages.train.scores import (
@@ -64,6 +74,7 @@ class _PreparedTraining:
     data: TrainingData
     trainer: Trainer
     eval_fn: EvalFn | None
+    continuation: Continuation | None
 
 
 def run(context: StageContext, config: Config) -> StageOutputs:
@@ -85,6 +96,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         # One more than asked for, to fall back to if the newest is damaged.
         keep_last=config.keep.last + 1,
         keep_best=modes_of_best(config),
+        keep_state=config.keep.optimizer or "all",
         is_shared=context.shares_disk,
     ) as checkpointer:
         result = _fit(context, config, training, checkpointer, provenance)
@@ -95,7 +107,13 @@ def run(context: StageContext, config: Config) -> StageOutputs:
                 checkpointer.verify(step)
         # All processes take part in a merge, and so none may wait there for a first one that reads.
         checkpoints = {
-            step: _checkpoint(context, step, checkpointer, training.trainer)
+            step: _checkpoint(
+                context,
+                step,
+                checkpointer,
+                training.trainer,
+                keeps_state=config.keep.optimizer is None or step == steps["checkpoint/last"],
+            )
             for step in sorted(set(steps.values()))
         }
     context.report(phase="digesting parameters")
@@ -135,13 +153,19 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     num_steps = config.max_steps
     if num_steps is None:
         num_steps = config.num_epochs * data.steps_per_epoch(config)
+    continuation = find_continuation(context, config, data)
+    if continuation is not None:
+        num_steps += continuation.first_step
+        check_steps_left(continuation, config, num_steps)
     plan = plan_training(config, recipe, batch, num_steps, widest_batch=data.widest_batch())
     context.report(parameters=plan.parameters_text())
     logger.info("training: %s", plan.parameters_text())
+    epoch_steps = data.steps_per_epoch(config)
+    warn_of_little_space(context, config, plan, num_steps=num_steps, epoch_steps=epoch_steps)
     trainer = start_trainer(plan, config, recipe, data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
     eval_fn = make_eval_fn(config, data, recipe, trainer, validation, score_texts)
-    return _PreparedTraining(dataset, recipe, data, trainer, eval_fn)
+    return _PreparedTraining(dataset, recipe, data, trainer, eval_fn, continuation)
 
 
 def _started_from(
@@ -238,7 +262,9 @@ def _fit(
     provenance: Provenance,
 ) -> FitResult:
     examples = training.data.examples
-    records = TrainingRecords(context, checkpointer, provenance)
+    continuation = training.continuation
+    first_step = 0 if continuation is None else continuation.commit.step
+    records = TrainingRecords(context, checkpointer, provenance, first_step=first_step)
     every = config.eval.every_steps
     if config.eval.every_epochs:
         every = config.eval.every_epochs * training.data.steps_per_epoch(config)
@@ -261,6 +287,7 @@ def _fit(
                 should_stop=records.should_stop,
                 traced_steps=_traced_steps(context, config),
                 early_stopping=early_stopping(config),
+                continuation=continuation,
             )
     except engine_errors.TrainingStopped as stopped:
         raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
@@ -288,27 +315,39 @@ def _step_of(name: str, checkpointer: Checkpointer, config: Config) -> int:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """One to be published: its commit, and where the model's parameters are."""
+    """One to be published: its commit, and where the model's parameters are.
+
+    Args:
+        has_state: whether it is published with optimizer state.
+    """
 
     commit: Commit
     directory: Path
+    has_state: bool
 
 
 def _checkpoint(
-    context: StageContext, step: int, checkpointer: Checkpointer, trainer: Trainer
+    context: StageContext,
+    step: int,
+    checkpointer: Checkpointer,
+    trainer: Trainer,
+    *,
+    keeps_state: bool,
 ) -> _Checkpoint:
     commit = checkpointer.commit(step)
     directory = checkpointer.step_directory(step)
     if trainer.plan.lora is not None:
         directory = _merge_checkpoint(context.work_dir / "merged", checkpointer, commit, trainer)
-    return _Checkpoint(commit, directory)
+        keeps_state = False  # the factors' state is of no use to merged parameters
+    return _Checkpoint(commit, directory, keeps_state)
 
 
 @dataclass(frozen=True)
 class _Digested:
-    """Digests of a checkpoint's parameters, and of the factors that are beside them."""
+    """Digests of a checkpoint's parameters, and of its optimizer state or its factors."""
 
     parameters: dict[str, str]
+    training: dict[str, str]
     adapter: AdapterRecord | None
 
 
@@ -323,21 +362,23 @@ def _digest_parameters(
 
     def digest() -> int:
         for step, one in checkpoints.items():
-            adapter = None if lora is None else _adapter_record(lora, config, one.directory)
-            found[step] = _Digested(parameter_digests(one.directory), adapter)
+            has_training = lora is not None or one.has_state
+            training = parameter_digests(one.directory, TRAINING) if has_training else {}
+            adapter = None if lora is None else _adapter_record(lora, config, training)
+            found[step] = _Digested(parameter_digests(one.directory), training, adapter)
         return len(found)
 
     decide_first(digest)
     return found
 
 
-def _adapter_record(lora: Lora, config: Config, directory: Path) -> AdapterRecord:
+def _adapter_record(lora: Lora, config: Config, factors: dict[str, str]) -> AdapterRecord:
     assert config.lora is not None
     return AdapterRecord(
         lora.rank,
         lora.alpha,
         targets=[asdict(target) for target in lora.targets],
-        factors=parameter_digests(directory, TRAINING),
+        factors=factors,
         rank_stabilized=lora.rank_stabilized,
         dora=lora.dora,
         full=list(lora.full),
@@ -379,13 +420,23 @@ def _output(
         "recipe": config.recipe,
         "padding": training.data.padding,
     }
+    if checkpoint.has_state:
+        metadata[OPTIMIZER_STATE] = optimizer_state_settings(config)
     if digested is None:
         return Output("checkpoint", folder, metadata, {})
     tokenizer = training.dataset.path / TOKENIZER_FOLDER if record.tokenizer_digest else None
     digests = write_checkpoint_artifact(
-        folder, checkpoint.directory, tokenizer, record, digested.adapter
+        folder,
+        checkpoint.directory,
+        tokenizer,
+        record,
+        digested.adapter,
+        params_only=not checkpoint.has_state and digested.adapter is None,
     )
-    identity = checkpoint_identity(digests, digested.parameters)
+    state = {}
+    if checkpoint.has_state:
+        state = {**digested.training, "cursor": digest_json(dict(commit.cursor))}
+    identity = checkpoint_identity(digests, digested.parameters, state)
     return Output("checkpoint", folder, metadata, digests, identity)
 
 
@@ -397,8 +448,8 @@ def _merge_checkpoint(
     is_shared = checkpointer.is_shared
     with Checkpointer(folder, keep_last=sys.maxsize, is_shared=is_shared) as merged:
         if commit.step not in merged.steps():
-            trainer.restore(checkpointer, commit.step)
-            trained = trainer.state["params"]
+            like = trainer.plan.storage.abstract_exact["params"]
+            trained = restore_params(checkpointer.step_directory(commit.step), like)
             state = {"params": trainer.plan.model_params(trained), FACTORS: trained[FACTORS]}
             merged.save(commit.step, state, metrics=scores, cursor=commit.cursor)
         return merged.step_directory(commit.step)

@@ -63,10 +63,14 @@ class Keep(StrictModel):
         best: also the best by each of these scores: rouge2, bleu, eval_loss, …, also written
             val/rouge2; a key of a metric that `eval.metrics` names; or the dotted module of one
             (MODULE.KEY if it has several).
+        optimizer: `last`: only the newest carry optimizer state, from which a training can be
+            continued, and the best have their parameters alone, with adamw a third of the bytes;
+            null: all carry it.
     """
 
     last: PositiveInt = 1
     best: Texts = Field(default_factory=list)
+    optimizer: Annotated[Literal["last"] | None, OnlyWhereSet()] = None
 
     @field_validator("best")
     @classmethod

@@ -1,0 +1,81 @@
+"""Continue another training's optimizer state, steps and position in the data.
+
+Settings are compared in `continued_settings`, shapes by the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from redco_flow.engine.continuation import Continuation, plan_continuation
+from redco_flow.runtime.context import StageContext
+from redco_flow.stages.artifacts.checkpoint import CHECKPOINT_FOLDER, CheckpointArtifact
+from redco_flow.stages.train.config import Config
+from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, continuation_problems
+from redco_flow.stages.train.data import TrainingData
+from redco_flow.stages.train.scores import CannotTrain, early_stopping
+
+logger = logging.getLogger(__name__)
+
+
+def find_continuation(
+    context: StageContext, config: Config, data: TrainingData
+) -> Continuation | None:
+    """Return the checkpoint that the training continues; None where it begins at step 0.
+
+    Raises:
+        CannotTrain: the checkpoint's optimizer state cannot be continued with these settings.
+        CheckpointError: its commit is damaged.
+    """
+    if not config.continue_optimizer or not context.inputs.get("start_from"):
+        return None
+    start = context.input("start_from")
+    problems = continuation_problems(config, start.metadata.get(OPTIMIZER_STATE))
+    if problem := next(problems, None):
+        raise CannotTrain(f"start_from is checkpoint {start.id[:12]}: {problem}.")
+    checkpoint = CheckpointArtifact(start.path)
+    found = plan_continuation(
+        start.path / CHECKPOINT_FOLDER,
+        data.sampler(config),
+        is_same_data=checkpoint.record.data == context.input("dataset").id,
+    )
+    step = found.commit.step
+    if found.differences:
+        logger.warning(
+            "the training continues at step %d with the optimizer state of checkpoint %s; its data "
+            "begin at their start: %s",
+            step,
+            start.id[:12],
+            "; ".join(found.differences),
+        )
+    else:
+        logger.info(
+            "the training continues at step %d of checkpoint %s, with its optimizer state and "
+            "position in the data",
+            step,
+            start.id[:12],
+        )
+    return found
+
+
+def check_steps_left(continuation: Continuation, config: Config, total_steps: int) -> None:
+    """Refuse a training that would end before its first step.
+
+    Raises:
+        CannotTrain: says what to change.
+    """
+    step = continuation.commit.step
+    if step >= total_steps:
+        raise CannotTrain(
+            f"start_from is a checkpoint of step {step}, and these settings end at step "
+            f"{total_steps}, counted from the first step on these data: give more num_epochs or "
+            "max_steps."
+        )
+    stopping = early_stopping(config)
+    if stopping is not None:
+        stopping.restore(continuation.early_stopping)
+        if stopping.is_due:
+            raise CannotTrain(
+                f"start_from is a checkpoint of step {step}, where early_stopping ended its "
+                "training: give more early_stopping.patience, another metric, or none."
+            )
