@@ -293,7 +293,8 @@ def note_shared_attempt(run: RunDirectory, stage: str, attempt: AttemptDirectory
     """
     path = _path(run, stage)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"attempt": str(attempt.path), "own_attempts": len(run.attempts(stage))})
+    name = os.path.relpath(attempt.path, run.path.parents[1])  # the workspace may be moved
+    write_json(path, {"attempt": name, "own_attempts": len(run.attempts(stage))})
 
 
 def read_shared_attempt(run: RunDirectory, stage: str) -> AttemptDirectory | None:
@@ -307,7 +308,7 @@ def read_shared_attempt(run: RunDirectory, stage: str) -> AttemptDirectory | Non
     record = find_record(_path(run, stage), SharedRecord)
     if record is None or len(run.attempts(stage)) > record["own_attempts"]:
         return None
-    return AttemptDirectory(Path(record["attempt"]))
+    return AttemptDirectory(run.path.parents[1] / record["attempt"])
 
 
 def current_attempt(run: RunDirectory, stage: str) -> AttemptDirectory | None:

@@ -145,6 +145,23 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_where_it_stood(gated):
     assert executions(command, "total") == 2
 
 
+def test_a_sweep_continues_in_a_workspace_that_was_moved(gated):
+    command = gated(gate="gate")
+    words = ["run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0", "--max-parallel", "2"]
+    sweep = command(*words, "--detach").strip()
+    wait_for(lambda: executions(command, "total") == 2)
+    command("cancel", sweep)
+    workspace = command.folder / "redco-workspace"
+    moved = workspace.rename(command.folder / "moved")
+    (command.folder / "gate").touch()
+
+    view = json.loads(command("resume", sweep, "--json", "-w", str(moved)).splitlines()[-1])
+
+    assert states(view) == ["completed", "completed"]
+    assert executions(command, "numbers") == 1
+    assert not workspace.exists()
+
+
 def test_a_sweep_ahead_without_a_queue_and_a_throttle_without_a_sweep_are_refused(command):
     sweep = ("run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0")
 

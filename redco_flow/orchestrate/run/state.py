@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +231,8 @@ class LaunchRecord:
         if isinstance(folders := record.get("search_path"), list):
             # Of a version that put all folders first.
             record["variables"] = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-        return check_shape(record, cls, path)
+        # A workspace may have been moved since; a run's directory is in it.
+        return replace(check_shape(record, cls, path), workspace=str(run.path.parents[1]))
 
     def write(self, run: RunDirectory) -> None:
         """Write it into a new run's directory."""
