@@ -63,7 +63,7 @@ def test_a_round_of_fedavg_is_the_average_of_models_trained_one_after_the_other(
 
 
 def test_maml_tells_new_characters_apart(run_over):
-    (found, before, _, chance), _ = run_over("maml_glyphs.py", 1, num_tasks=3200, num_epochs=1)
+    (found, before, _, chance), _ = run_over("maml_glyphs.py", 1, num_tasks=1600, num_epochs=1)
 
     assert chance == 0.2
     assert before == pytest.approx(chance, abs=0.03)
