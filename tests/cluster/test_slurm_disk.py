@@ -32,7 +32,7 @@ def test_a_job_whose_disk_fills_up_says_which_and_goes_on_once_there_is_room(ful
     """Fault 20: checkpoint, metrics, log and records of a Slurm job at once."""
     workspace, settings = full_soon
     run = make_run(
-        tmp_path, workspace=workspace.name, num_epochs=3, executor="slurm", slurm=settings
+        tmp_path, workspace=workspace.name, num_epochs=2, executor="slurm", slurm=settings
     )
     ballast = workspace / "another-users"
 

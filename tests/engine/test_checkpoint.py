@@ -232,6 +232,17 @@ def test_a_parameters_digest_is_that_of_its_shape_dtype_and_bytes(tmp_path, monk
     assert found == {path: expected(leaf) for path, leaf in params.items()}
 
 
+def test_small_replicated_arrays_are_saved_without_compiling_anything(tmp_path, caplog):
+    """Orbax's default is a program for each device's slice of each."""
+    copied = NamedSharding(mesh_of(4, 2), PartitionSpec())
+    params = {"kernel": jax.device_put(np.ones((24, 40), np.float32), copied)}
+
+    with jax.log_compiles(), caplog.at_level("WARNING"), Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"params": params}, metrics={}, cursor={})
+
+    assert "XLA compilation" not in caplog.text
+
+
 def test_equal_parameters_have_equal_digests_whatever_mesh_they_were_saved_from(tmp_path):
     """Split by rows, by columns and by both: other chunks, other files, the same parameters."""
     # Of more than one block of bytes, which must follow each other in order.

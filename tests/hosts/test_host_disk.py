@@ -37,7 +37,7 @@ def test_a_host_whose_disk_fills_up_is_told_and_goes_on_once_there_is_room(
         forward_environment=["JAX_COMPILATION_CACHE_DIR"],
     )
     on_host = {"executor": "hosts", "hosts": one_host, "environment": on_hosts_environment}
-    run = make_run(folder, num_epochs=3, **on_host)
+    run = make_run(folder, num_epochs=2, **on_host)
     ballast = host.directory / "another-users"
 
     driven = Driven(run)

@@ -16,7 +16,7 @@ from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-NUM_EPOCHS = 4
+NUM_EPOCHS = 2
 AT_HOME = {"num_cpu_devices": 4, "num_epochs": NUM_EPOCHS}
 
 

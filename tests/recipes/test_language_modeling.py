@@ -7,7 +7,7 @@ from tokenizers import AddedToken, processors
 
 from redco_flow.engine.data.packing import SEGMENT_IDS
 from redco_flow.models.find import find_model
-from redco_flow.recipes.language_modeling import FAMILIES, build, encode, encode_texts
+from redco_flow.recipes.language_modeling import build, encode, encode_texts
 from redco_flow.recipes.recipe import Generation, RandomChoice
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
@@ -245,28 +245,15 @@ _LLAMA = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }  # fmt: skip
-FAMILY_CONFIGS = {
+# Kinds of positions have their test in `tests/models/test_decoder_model.py`; these are the learned
+# ones, layers without any, windows beside whole attention, sinks with experts, and a latent.
+PACKED = {
     "gpt2": TINY,
-    "gptj": {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4, "dropout_rate": 0.0},
-    "opt": {
-        "hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 16, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "dropout_rate": 0.0,
-    },
-    "llama": _LLAMA,
-    "mistral": {**_LLAMA, "sliding_window": 3},
-    "qwen2": _LLAMA,
-    "qwen3": {**_LLAMA, "head_dim": 4},
-    "qwen3_moe": {**_LLAMA, "num_experts": 2, "num_experts_per_tok": 1,
-                  "moe_intermediate_size": 8},
-    "olmo2": _LLAMA,
-    "phi3": _LLAMA,
     "smollm3": {**_LLAMA, "no_rope_layer_interval": 2},
     "gemma3_text": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "sliding_window_pattern": 2,
                     "query_pre_attn_scalar": 4},
-    "gemma2": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "query_pre_attn_scalar": 4},
     "gpt_oss": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "num_local_experts": 2,
                 "num_experts_per_tok": 1},
-    "mixtral": {**_LLAMA, "num_local_experts": 2},
     "deepseek_v3": {**_LLAMA, "num_key_value_heads": 4, "q_lora_rank": 6, "kv_lora_rank": 6,
                     "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
                     "first_k_dense_replace": 1, "moe_intermediate_size": 8, "n_routed_experts": 4,
@@ -274,16 +261,12 @@ FAMILY_CONFIGS = {
 }  # fmt: skip
 
 
-def test_every_family_of_the_recipe_is_tried_here():
-    assert set(FAMILY_CONFIGS) == set(FAMILIES)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_packed_row_has_the_loss_of_its_examples_alone_in_every_family(tokenizer, family):
+@pytest.mark.parametrize("family", PACKED)
+def test_a_packed_row_has_the_loss_of_its_examples_alone(tokenizer, family):
     """Engine case 34: the loss is that of each document alone."""
     rows = [example([5, 6], [7, 8, 1]), example([], [3, 4, 5, 1]), example([9, 9, 9], [4, 1])]
-    recipe = built(tokenizer, family=family, config=FAMILY_CONFIGS[family])
+    recipe = built(tokenizer, family=family, config=PACKED[family])
     params = jax.jit(recipe.init_params)(jax.random.key(0))
     loss = jax.jit(recipe.loss_fn, static_argnums=3)
     keys = jax.random.split(jax.random.key(1), 3)

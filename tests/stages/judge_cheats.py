@@ -1,7 +1,8 @@
 """Answers that try to count as right without being it, and a program that judges them.
 
-`python judge_cheats.py JUDGE CANARY SECONDS` prints how each judging ended, as JSON; CANARY is a
-file that the answers try to write to, SECONDS how long the processes sleep that they leave.
+`python judge_cheats.py JUDGE CANARY SECONDS PLACE...` prints how each judging ended, as JSON;
+CANARY is a file that the answers try to write to, SECONDS how long the processes sleep that they
+leave, PLACE where an answer cheats: `function` (when it is called) or `module` (when it is run).
 """
 
 import json
@@ -117,7 +118,7 @@ NAIVE = (
 
 
 def answers(judge: str, canary: str, seconds: str) -> dict[str, str]:
-    """Return each way to cheat twice: inside the function, and when its module is run."""
+    """Return each way to cheat inside the function, and when its module is run."""
     found = {}
     for name, code in (ENDINGS | TRICKS).items():
         code = code.replace("JUDGE", repr(judge)).replace("CANARY", repr(canary), 1)
@@ -133,12 +134,14 @@ def _indented(code: str) -> str:
     return "\n".join("    " + line for line in code.splitlines())
 
 
-def main(judge: str, canary: str, seconds: str) -> None:
-    """Judge all of them, two at once."""
+def main(judge: str, canary: str, seconds: str, *places: str) -> None:
+    """Judge those that cheat in these places, two at once."""
     naive = Path(canary).with_name("naive.py")
     naive.write_text(NAIVE)
     found = answers(judge, canary, seconds)
-    asked = [(judge, name, answer) for name, answer in found.items()]
+    asked = [
+        (judge, name, answer) for name, answer in found.items() if name.rpartition(" ")[2] in places
+    ]
     asked += [
         (str(naive), name, found[name]) for name in (f"{one}, in the function" for one in ENDINGS)
     ]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from example_scripts import PROJECT, assert_close, load_example
+from example_scripts import PROJECT, load_example
 from scipy.special import log_softmax, softmax
 from stage_kinds import script
 
@@ -18,7 +18,6 @@ PATH = str(PROJECT / "examples" / "distillation.py")
 STUDENT = {"num_images": 64, "num_epochs": 60, "learning_rate": 5e-3}
 
 
-# Few steps, so that what sums in another order differ by has not grown.
 SHORT = {"num_images": 64, "num_epochs": 4}
 
 
@@ -36,34 +35,18 @@ def short(shared_bench):
     return teacher, distill(shared_bench, teacher, **SHORT)
 
 
-def params_of(made):
-    return dict(np.load(made["params"].path / "params.npz"))
-
-
 def test_a_student_learns_more_from_the_teachers_answers_than_from_labels(bench, capsys):
     def accuracies():
         return [float(number) for number in re.findall(r"\d+\.\d+", capsys.readouterr().out)]
 
     teacher = distill(bench, num_epochs=3)
     accuracy, majority = accuracies()
-    students = []
-    for seed in range(2):
-        distill(bench, teacher, seed=seed, **STUDENT)
-        students.append(accuracies())
+    distill(bench, teacher, **STUDENT)
 
-    distilled, on_labels, of_teacher, _ = np.mean(students, axis=0)
+    distilled, on_labels, of_teacher, _ = accuracies()
     assert majority < 0.15 < 0.85 < accuracy
     assert of_teacher == pytest.approx(accuracy)
     assert on_labels + 0.04 < distilled < accuracy
-    assert all(one[0] > one[1] for one in students)
-
-
-def test_teacher_and_student_do_the_same_over_two_model_shards(bench, short):
-    teacher, student = short
-
-    for expected, given in ((teacher, None), (student, teacher)):
-        found = distill(bench, given, num_model_shards=2, **SHORT)
-        assert_close(params_of(found), params_of(expected), atol=1e-5)
 
 
 def test_a_student_that_was_stopped_goes_on_to_the_same_bits(bench, short, stop_at_look):

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from example_scripts import PROJECT, assert_close, load_example, run_by_hand
-from stage_kinds import script
+from example_scripts import assert_close, load_example, run_by_hand
 
 from redco_flow import Deployer, Trainer
 
@@ -23,20 +22,6 @@ def test_maml_adapts_to_new_curves(tmp_path):
     assert adapted < 0.5 * before
     # Of predicting 0: half the mean square of an amplitude, uniform between 0.1 and 5.
     assert baseline == pytest.approx((5**3 - 0.1**3) / 4.9 / 3 / 2, rel=0.05)
-
-
-def test_maml_does_the_same_over_two_model_shards(bench):
-    """20 steps, so that what sums in another order differ by has not grown."""
-    arrays = []
-    for num_shards in (1, 2):
-        arguments = {"num_tasks": 480, "num_epochs": 1, "num_model_shards": num_shards}
-        path = str(PROJECT / "examples" / "maml.py")
-        outputs = ["params", "curve"]
-        made = bench.run(script, {"path": path, "arguments": arguments, "outputs": outputs})
-        arrays.append(np.load(made["params"].path / "params.npz"))
-
-    for name in arrays[0]:
-        np.testing.assert_allclose(arrays[1][name], arrays[0][name], atol=1e-5)
 
 
 def test_fedavg_learns_all_digits_the_same_over_two_model_shards(run_over):
@@ -78,7 +63,7 @@ def test_a_round_of_fedavg_is_the_average_of_models_trained_one_after_the_other(
 
 
 def test_maml_tells_new_characters_apart(run_over):
-    (found, before, _, chance), _ = run_over("maml_glyphs.py", 1, num_tasks=3200, num_epochs=1)
+    (found, before, _, chance), _ = run_over("maml_glyphs.py", 1, num_tasks=1600, num_epochs=1)
 
     assert chance == 0.2
     assert before == pytest.approx(chance, abs=0.03)

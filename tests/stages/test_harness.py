@@ -129,7 +129,7 @@ def asked(kind, *arguments):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch_size": 8}, {"batch_size": 4, "num_model_shards": 2}, {"fsdp": 4}]
+    "settings", [{"batch_size": 8}, {"batch_size": 4, "num_model_shards": 2, "fsdp": 2}]
 )
 def test_log_likelihoods_equal_transformers_for_any_batch_size_and_mesh(
     checkpoint, reference, settings

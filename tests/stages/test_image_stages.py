@@ -132,10 +132,10 @@ def test_captions_of_glyphs_are_trained_generated_and_scored(bench):
     summary = DatasetArtifact(dataset.path).summary
     training = CAPTIONS | {
         "model": CAPTIONER, "num_epochs": 1, "global_batch_size": 16, "learning_rate": 3e-3,
-        "keep": {"best": ["bleu"]},
+        "keep": {"best": ["eval_loss"]},
     }  # fmt: skip
     trained = bench.run(train, training, {"dataset": [dataset]})
-    checkpoint = trained["checkpoint/best/bleu"]
+    checkpoint = trained["checkpoint/best/eval_loss"]
     inputs = {"dataset": [dataset], "checkpoint": [checkpoint]}
     asked = {"recipe": "image_to_text", "num_beams": 3, "num_return_sequences": 2}
 

@@ -21,11 +21,11 @@ SECONDS = "5432.75"  # how long the processes sleep that they leave
 WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$0" "$@"'
 
 
-def judged_cheats(words, tmp_path):
+def judged_cheats(words, tmp_path, places):
     """Run judge_cheats.py on a copy of the guide's judge; return what it prints, by answer."""
     judge = shutil.copy(OF_THE_GUIDE, tmp_path / "judge_python.py")
     canary = tmp_path / f"canary-{os.getpid()}"
-    command = [*words, sys.executable, str(CHEATS), str(judge), str(canary), SECONDS]
+    command = [*words, sys.executable, str(CHEATS), str(judge), str(canary), SECONDS, *places]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
     assert Path(judge).read_text() == OF_THE_GUIDE.read_text()
     found = [tmp_path / canary.name, *(Path(f, canary.name) for f in ("/dev/shm", "/tmp", "/run"))]
@@ -46,16 +46,19 @@ def left_over():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["namespaces", "without namespaces"])
-def test_programs_that_cheat_are_never_right_and_leave_nothing(tmp_path, mode):
+@pytest.mark.parametrize(
+    ("mode", "places"),
+    [("namespaces", ["function", "module"]), ("without namespaces", ["function"])],
+)
+def test_programs_that_cheat_are_never_right_and_leave_nothing(tmp_path, mode, places):
     words = ["unshare", "-Ur", "sh", "-c", WITHOUT_NAMESPACES] if mode != "namespaces" else []
     if words and subprocess.run(["unshare", "-Ur", "true"], check=False).returncode:
         words = []  # no user may make namespaces here: the mode is this one anyway
     before = left_over()
 
-    found = judged_cheats(words, tmp_path)
+    found = judged_cheats(words, tmp_path, places)
 
-    assert len(found) >= 100
+    assert len(found) >= 15 + 42 * len(places)
     assert [name for name, (ended, *_) in found.items() if ended == "right"] == []
     if words:
         assert not any(is_apart for _, _, is_apart in found.values())

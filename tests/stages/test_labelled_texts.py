@@ -14,7 +14,6 @@ from redco_flow.errors import ConfigError
 from redco_flow.models import classifier
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.find import find_model
-from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import load_pipeline
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
@@ -104,23 +103,14 @@ def trained(shared_bench, dataset):
 
 @pytest.mark.slow
 @pytest.mark.covers("one device", family="bert", mesh="model", recipe="classification")
-def test_two_model_shards_stopped_in_the_middle_train_as_one_does(
-    shared_bench, dataset, trained, stop_at_look
-):
+def test_two_model_shards_train_as_one_does(shared_bench, dataset, trained):
     """Engine case 12: losses agree within 1e-5 relative, float32."""
-    settings, inputs = CLASSIFY | {"num_epochs": 1, "num_model_shards": 2}, {"dataset": [dataset]}
-    context = shared_bench.context("train", inputs, work="stopped")
-    context.stop = stop_at_look(4)
+    settings = CLASSIFY | {"max_steps": 6, "num_model_shards": 2}
+    del settings["num_epochs"]
 
-    with pytest.raises(Stopped):
-        train.run(context, train.Config.from_json(settings))
-    before = losses(shared_bench)
-    shared_bench.run(train, settings, inputs, work="stopped")
-    after = losses(shared_bench)
+    shared_bench.run(train, settings, {"dataset": [dataset]})
 
-    assert 0 < len(before) < len(before) + len(after) <= len(trained[1])
-    found, expected = [*before, *after][:6], trained[1][:6]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(losses(shared_bench), trained[1][:6], rtol=1e-5)
 
 
 @pytest.mark.slow

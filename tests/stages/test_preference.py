@@ -8,7 +8,6 @@ import pytest
 from stage_kinds import evaluate, predict, preprocess, reference_scores, train
 
 from redco_flow.errors import ConfigError
-from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import load_pipeline
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
@@ -199,21 +198,15 @@ def records_of(bench):
 
 @pytest.mark.slow
 @pytest.mark.covers("stages by themselves", family="gpt2", recipe="preference")
-def test_factors_learn_preferences_with_their_base_as_reference(
-    bench, finetuned, pairs, scored, stop_at_look
-):
-    """Engine case 63: stopped in the middle, on two model shards, as on one device."""
+def test_factors_learn_preferences_with_their_base_as_reference(bench, finetuned, pairs, scored):
+    """Engine case 63: resumed in the middle, on two model shards, as on one."""
     inputs = {"dataset": [pairs], "start_from": [finetuned[1]], "reference_scores": [scored]}
-    settings = PREFER | LORA | {"eval": {"metrics": ["preference_accuracy"]}}
-    bench.run(train, settings, inputs)
+    settings = PREFER | LORA | {"eval": {"metrics": ["preference_accuracy"]}, "keep": {"last": 2}}
+    bench.run(train, settings, inputs, work="whole")
     whole = records_of(bench)
-    halves = settings | {"num_model_shards": 2}
-    context = bench.context("train", inputs, work="stopped")
-    context.stop = stop_at_look(7)
 
-    with pytest.raises(Stopped):
-        train.run(context, train.Config.from_json(halves))
-    made = bench.run(train, halves, inputs, work="stopped")
+    work = bench.rewind("whole", max(whole) // 2)
+    made = bench.run(train, settings | {"num_model_shards": 2}, inputs, work=work)
     resumed = records_of(bench)
 
     # Factors begin as a product of zeros: the policy is its reference.

@@ -1,6 +1,6 @@
 """The examples that collect what they train on: their formulas, and what PPO learns.
 
-PPO, DDPG and GRPO over two model shards and after a stop: `tests/stages/test_resumed_examples.py`.
+PPO, DDPG and GRPO after a stop: `tests/stages/test_resumed_examples.py`.
 """
 
 import re

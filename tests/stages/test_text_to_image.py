@@ -11,11 +11,11 @@ SIZES = {"image_size": 8, "patch_size": 4, "width": 32, "num_layers": 2, "num_he
 RECIPE = {"recipe": "text_to_image", "settings": SIZES | {"num_sampling_steps": 10}}
 DATA = {"dataset": "python:halves", "validation_fraction": 0.05, "test_fraction": 0.05}
 TRAIN = RECIPE | {
-    "num_epochs": 6,
+    "num_epochs": 4,
     "global_batch_size": 16,
     "learning_rate": 0.01,
     "schedule": {"type": "cosine", "warmup_steps": 10},
-    "eval": {"every_epochs": 6},
+    "eval": {"every_epochs": 4},
     "keep": {"best": ["eval_loss"]},
 }
 EVALUATE = {"metrics": ["image_retrieval"]}

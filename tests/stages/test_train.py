@@ -389,11 +389,14 @@ def test_steps_that_are_not_finite_are_skipped_when_asked_and_end_it_when_too_ma
 
 
 @pytest.mark.slow
-def test_over_a_mesh_sequences_are_trained_and_scored_as_ever_and_each_rule_is_logged(
+def test_over_a_mesh_losses_are_those_of_one_device_and_each_rule_is_logged(
     bench, dataset, trained, caplog
 ):
-    """Each rule is logged with its reason, and the user's own come first."""
-    settings = {**SETTINGS, "num_context_shards": 2, "num_model_shards": 2, "fsdp": 2}
+    """Each rule is logged with its reason, and the user's own come first.
+
+    Other meshes: `tests/stages/test_training_plan.py` and `tests/stages/test_chunked_loss.py`.
+    """
+    settings = {**LOSS_ONLY, "num_model_shards": 2}
     settings["sharding_overrides"] = {"^embedding$": [None, "model"]}
 
     with caplog.at_level(logging.INFO, logger="redco_flow"):
@@ -402,7 +405,8 @@ def test_over_a_mesh_sequences_are_trained_and_scored_as_ever_and_each_rule_is_l
     for found, alone in zip(bench.records(), trained[1], strict=True):
         assert found["kind"] == alone["kind"]
         if found["kind"] == "evaluation":
-            assert found["metrics"] == pytest.approx(alone["metrics"], rel=1e-4)
+            expected = alone["metrics"]["eval_loss"]
+            assert found["metrics"] == pytest.approx({"eval_loss": expected}, rel=1e-5)
         elif "loss" in found:
             assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     logged = [message.split(maxsplit=1) for message in caplog.messages if "  " in message]
@@ -449,9 +453,7 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
 
 
 @pytest.mark.slow
-def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(
-    bench, dataset, pretrained, stop_at_look
-):
+def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(bench, dataset, pretrained):
     """Over meshes: `tests/engine/test_lora.py`."""
     settings = {
         **SETTINGS,
@@ -463,19 +465,17 @@ def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(
             "base_dtype": "nf4",
             "dropout": 0.1,
         },
-        "keep": {"last": 1},
+        "keep": {"last": 2},
         "log_every_steps": 3,
     }
-    whole = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
+    inputs = {"dataset": [dataset]}
+    whole = bench.run(train, settings, inputs, work="whole")["checkpoint/last"]
     losses = [record["loss"] for record in bench.records() if record["kind"] == "training"]
-    context = bench.context("train", {"dataset": [dataset]}, work="stopped")
-    context.stop = stop_at_look(3)
 
-    with pytest.raises(Stopped):
-        train.run(context, train.Config.from_json(settings))
-    resumed = bench.run(train, settings, {"dataset": [dataset]}, work="stopped")["checkpoint/last"]
+    resumed = bench.run(train, settings, inputs, work=bench.rewind("whole", 3))["checkpoint/last"]
 
     assert losses[-1] < losses[0]
+    assert bench.start_step() == 3
     expected, found = params_of(whole), params_of(resumed)
     for path, values in expected.items():
         assert values.dtype == np.float32

@@ -203,7 +203,6 @@ def test_trained_parameters_take_half_the_memory_where_that_is_asked_for(tokeniz
 
 KINDS = {
     "all parameters": {"fsdp": 2},
-    "factors": {"lora": {"targets": "attention", "rank": 2}},
     "narrow parameters": {"param_dtype": "bfloat16", "fsdp": 2},
     "narrow": {
         "lora": {"targets": "attention", "rank": 2},

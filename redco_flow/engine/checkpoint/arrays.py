@@ -28,6 +28,7 @@ from redco_flow.engine.files import canonical_json, read_json, write_json
 
 _NUM_MISMATCHES_IN_MESSAGE = 20
 _BLOCK_BYTES = 16 << 20
+_MIN_REPLICA_SLICE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,21 @@ def _handler(options: Any = None) -> Any:
     options = options or ocp.options.MultiprocessingOptions()
     # zarr3 without compression: float weights shrink by a few per cent and cost seconds.
     return ocp.PyTreeCheckpointHandler(
-        use_ocdbt=True, use_zarr3=True, use_compression=False, multiprocessing_options=options
+        use_ocdbt=True,
+        use_zarr3=True,
+        use_compression=False,
+        multiprocessing_options=options,
+        type_handler_registry=_type_handlers(),
+    )
+
+
+def _type_handlers() -> Any:
+    # By default Orbax compiles and runs a slice of each replicated array on every device.
+    arrays = ocp.type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=_MIN_REPLICA_SLICE_BYTES
+    )
+    return ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler()), (jax.Array, arrays)
     )
 
 
