@@ -92,6 +92,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens,
         "num_model_shards": options.num_model_shards,
         "template_kwargs": template_kwargs(options.template),
+        "needs_template": False,
     }
 
 

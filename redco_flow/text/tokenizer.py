@@ -186,9 +186,13 @@ class TextTokenizer:
 
     def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return texts without special tokens and outer white space."""
+        return [text.strip() for text in self.decode_whole(ids)]
+
+    def decode_whole(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return texts without special tokens, with outer white space."""
         batch = [list(map(int, row)) for row in ids]
-        texts = self.backend.decode_batch(batch, skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        texts: list[str] = self.backend.decode_batch(batch, skip_special_tokens=True)
+        return texts
 
     def decode_until_end(
         self, tokens: NDArray[np.int32], end_ids: Collection[int] = ()

@@ -192,7 +192,7 @@ def test_a_served_model_continues_texts_repeats_seeds_and_refuses_what_it_cannot
     refused = {
         "logprobs": asked | {"logprobs": 1},
         "nucleus": asked | {"nucleus": 0.5},
-        "'gpt-4' is not here": asked | {"model": "gpt-4"},
+        "unknown model 'gpt-4'": asked | {"model": "gpt-4"},
         "reads 128": asked | {"max_tokens": 500},
     }
     for why, body in refused.items():

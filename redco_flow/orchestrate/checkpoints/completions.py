@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from redco_flow.orchestrate.checkpoints.chat import Chat
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+_LEAST_TEMPERATURE = 1e-5
+_NUM_SEEDS = 1 << 31
 
 
 class BadRequest(ValueError):
@@ -30,13 +32,21 @@ class _Part(BaseModel):
 
 
 class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     role: str
-    content: str | list[_Part] = ""
+    content: str | list[_Part]
+    name: str | None = None
+    type: str | None = None  # of a message, as lm-eval sends it
 
     def plain(self) -> dict[str, str]:
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return {"role": self.role, "content": text}
+
+
+class _PlainFormat(BaseModel):
+    type: Literal["text"]
 
 
 class _StreamOptions(BaseModel):
@@ -53,12 +63,17 @@ class _Settings(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: _StreamOptions | None = None
+    # These change no answer, or not with these values, and clients send them.
     user: str | None = None
-    # With these values they change nothing, and clients send them.
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    response_format: _PlainFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None
     presence_penalty: Literal[0] | None = None
@@ -69,12 +84,12 @@ class _Settings(BaseModel):
     def question(self) -> dict[str, Any]:
         """The fields of `conversation.Question` that are not the prompt's."""
         changes: dict[str, Any] = {"temperature": None}
-        if self.temperature > 0:
+        if self.temperature >= _LEAST_TEMPERATURE:  # logits are divided by it, in float32
             changes = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         if (limit := self.limit) is not None:
             changes["max_new_tokens"] = limit
         if self.seed is not None:
-            changes["seed"] = self.seed
+            changes["seed"] = self.seed % _NUM_SEEDS
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         return {"changes": changes, "stop": [one for one in stop or () if one]}
 
@@ -112,19 +127,21 @@ class _TextRequest(_Settings):
 
 
 class Completions:
-    """Answers requests by one checkpoint, one after the other.
+    """Answers requests by one checkpoint; one call at a time.
 
     Args:
-        chat: the checkpoint's process; a call at a time.
-        names: what requests may call the model, the first one is in answers.
+        chat: the checkpoint's process.
+        names: the model's names in requests; responses have the first.
     """
 
     def __init__(self, chat: Chat, names: Sequence[str]) -> None:
         self._chat, self._names = chat, names
 
-    def models(self) -> dict[str, Any]:
-        """Return the list of models."""
+    def models(self, name: str = "") -> dict[str, Any] | None:
+        """Return the list of models, or the one of this name; None where it is unknown."""
         model = {"id": self._names[0], "object": "model", "created": 0, "owned_by": "redco-flow"}
+        if name:
+            return model if name in self._names else None
         return {"object": "list", "data": [model]}
 
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
@@ -140,7 +157,7 @@ class Completions:
         is_chat = path == CHAT_PATH
         request = _read(_ChatRequest if is_chat else _TextRequest, body)
         if request.model not in (None, *self._names):
-            raise BadRequest(f"model: {request.model!r} is not here; {self._names[0]!r} is.")
+            raise BadRequest(f"unknown model {request.model!r}; known: {', '.join(self._names)}")
         settings = request.question()
         found = [self._chat.ask(**prompt, **settings) for prompt in request.prompts]
         made = _Made(is_chat=is_chat, model=self._names[0])
@@ -150,11 +167,15 @@ class Completions:
 
 
 def _read(kind: type[_ChatRequest | _TextRequest], body: Mapping[str, Any]) -> Any:
+    given = {key: value for key, value in body.items() if value is not None}  # null: the default
     try:
-        return kind.model_validate(body)
+        return kind.model_validate(given)
     except ValidationError as error:
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"])) or "body"
+        if found["type"] == "extra_forbidden":
+            known = ", ".join(kind.model_fields)
+            raise BadRequest(f"{where} is not supported; known keys: {known}") from error
         raise BadRequest(f"{where}: {found['msg']}") from error
 
 

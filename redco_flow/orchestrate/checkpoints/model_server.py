@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hmac
 import json
+import select
+import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from redco_flow.orchestrate.checkpoints.chat import CannotConverse, ProcessDied
 from redco_flow.orchestrate.checkpoints.completions import (
@@ -22,6 +24,7 @@ from redco_flow.orchestrate.checkpoints.completions import (
     Completions,
 )
 
+_PATHS = (CHAT_PATH, TEXT_PATH, "/v1/models")
 LOOPBACK = ("127.0.0.1", "localhost")
 MAX_BODY_BYTES = 16 << 20
 _SECONDS_FOR_A_CLIENT = 60
@@ -38,7 +41,7 @@ class ModelServer(ThreadingHTTPServer):
         died: the error that ended the process with the model.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: it cannot listen at this address.
     """
 
     daemon_threads = True
@@ -68,19 +71,23 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SECONDS_FOR_A_CLIENT
 
     def do_GET(self) -> None:
-        if not self._is_let_in():
+        if not self._is_allowed():
             return
         assert self.server.completions is not None
-        if self.path == "/v1/models":
-            self._send(200, self.server.completions.models())
+        models, _, name = self.path.partition("/v1/models")
+        found = None
+        if not models and (not name or name.startswith("/")):
+            found = self.server.completions.models(unquote(name.removeprefix("/")))
+        if found is not None:
+            self._send(200, found)
         else:
-            self._refuse(404, f"there is no {self.path}; {CHAT_PATH} and {TEXT_PATH} take POST")
+            self._refuse(404, f"unknown path {self.path}; known: {', '.join(_PATHS)}")
 
     def do_POST(self) -> None:
-        if not self._is_let_in():
+        if not self._is_allowed():
             return
         if self.path not in (CHAT_PATH, TEXT_PATH):
-            self._refuse(404, f"there is no {self.path}; {CHAT_PATH} and {TEXT_PATH} are")
+            self._refuse(404, f"unknown path {self.path}; known: {', '.join(_PATHS)}")
             return
         try:
             body = self._body()
@@ -90,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
         assert self.server.completions is not None
         try:
             with self.server.turn:
+                if self._has_gone():
+                    return
                 answer = self.server.completions.answer(self.path, body)
         except (BadRequest, CannotConverse) as error:
             if isinstance(error, ProcessDied):
@@ -102,9 +111,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send_events(answer)
 
-    def _is_let_in(self) -> bool:
-        """Whether the request may be answered; one that may not gets its refusal."""
-        token, host = self.server.token, urlsplit(f"//{self.headers.get('Host', '')}").hostname
+    def _has_gone(self) -> bool:
+        """Whether the client has closed its connection, as after a timeout of its own."""
+        is_readable, _, _ = select.select([self.connection], [], [], 0)
+        if not is_readable:
+            return False
+        self.close_connection = True
+        return not self.connection.recv(1, socket.MSG_PEEK)
+
+    def _is_allowed(self) -> bool:
+        """Whether the request may be answered; one that may not is refused here."""
+        token, host = self.server.token, self._host()
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             self._refuse(401, "the header `Authorization: Bearer TOKEN` is missing or wrong")
@@ -114,16 +131,23 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         return True
 
+    def _host(self) -> str | None:
+        try:
+            return urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        except ValueError:
+            return None
+
     def _body(self) -> dict[str, Any]:
-        """Raise BadRequest where the body is not a JSON object of a bearable size."""
+        """Raise BadRequest where the body is not a JSON object, or too long."""
         if self.headers.get_content_type() != "application/json":
             raise BadRequest("the header `Content-Type` must be application/json")
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        is_number = length.isdecimal() and len(length) <= len(str(MAX_BODY_BYTES))
+        if not is_number or int(length) > MAX_BODY_BYTES:
             raise BadRequest(f"the body must have a Content-Length of at most {MAX_BODY_BYTES}")
         try:
             body = json.loads(self.rfile.read(int(length)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise BadRequest("the body must be a JSON object")

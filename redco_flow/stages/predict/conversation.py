@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,8 +32,10 @@ from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.text.chat import ChatTemplate
 from redco_flow.text.conversations import BadConversation, Conversation, check_messages
 from redco_flow.text.stop_strings import cut_before
+from redco_flow.text.tokenizer import TextTokenizer
 
 _RECIPE = "chat"
+_NUM_PREDICTORS = 16
 _SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
 
 
@@ -47,6 +50,8 @@ class Request:
         top_k, top_p, seed: of draws; see `predict`.
         template_kwargs: what the chat template gets besides the messages.
         num_model_shards: devices that split every product among them.
+        needs_template: whether a tokenizer without a chat template is an error at once; with
+            False, conversations alone are refused.
     """
 
     checkpoint: str
@@ -57,6 +62,7 @@ class Request:
     seed: int = 0
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_model_shards: int = 1
+    needs_template: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,10 +137,14 @@ class Conversant:
                 "those of chat, preference and language_modeling."
             )
         tokenizer = self._checkpoint.path / TOKENIZER_FOLDER
+        self._tokenizer = TextTokenizer.load(tokenizer)
+        self._template, self._lacks_template = None, ""
         try:
             self._template = ChatTemplate.load(tokenizer, request.template_kwargs)
         except ValueError as error:
-            raise ArtifactError(f"the checkpoint cannot be asked: {error}") from error
+            self._lacks_template = f"the checkpoint does not converse: {error}"
+            if request.needs_template:
+                raise ArtifactError(self._lacks_template) from error
         self._deployer = Deployer(
             request.num_model_shards,
             seed=request.seed,
@@ -167,23 +177,28 @@ class Conversant:
         predictor = self._predictor(self._width(len(ids), request.max_new_tokens), request)
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
         (tokens,) = predictor.predict([example], self._params, seed=seed)
-        tokenizer = self._template.tokenizer
         ends = end_ids(self._checkpoint.record.model)
-        (text,) = tokenizer.decode_until_end(np.asarray([tokens]), ends)
-        num_said = len(tokenizer.until_end(np.asarray(tokens).tolist(), ends))
-        is_whole = num_said < len(tokens)
+        generated = self._tokenizer.until_end(np.asarray(tokens).tolist(), ends)
+        has_end = len(generated) < len(tokens)
+        known = [id_ for id_ in generated if id_ < self._tokenizer.vocab_size]
+        (text,) = self._tokenizer.decode_whole([known])
+        kept = cut_before(text, question.stop)
+        is_whole = has_end or kept != text
         took = monotonic() - began
-        if (kept := cut_before(text, question.stop)) != text:
-            text, is_whole = kept, True
-        text = text if question.messages is None else text.strip()
-        return Answer(text, num_said + is_whole, len(ids), is_whole, took)
+        kept = kept if question.messages is None else kept.strip()
+        return Answer(kept, len(generated) + has_end, len(ids), is_whole, took)
 
     def _ids(self, question: Question) -> list[int]:
         if question.messages is None:
-            (ids,) = self._template.tokenizer.encode_batch([question.prompt or ""])
+            prompt = question.prompt or ""
+            if any("\ud800" <= character <= "\udfff" for character in prompt):
+                raise BadConversation("the prompt has half a surrogate pair, which is no text")
+            (ids,) = self._tokenizer.encode_batch([prompt])
             if not ids:
-                raise BadConversation("the prompt is empty.")
+                raise BadConversation("the prompt is empty")
             return ids
+        if self._template is None:
+            raise ArtifactError(self._lacks_template)
         asked = [dict(message) for message in question.messages]
         check_messages(asked, ends_with_answer=False)
         return self._template.encode_prompt(Conversation(asked))
@@ -193,9 +208,9 @@ class Conversant:
         room = self.ready.max_length - max_new_tokens
         if num_tokens > room:
             raise ArtifactError(
-                f"the conversation has {num_tokens} tokens, and the model reads "
+                f"the prompt has {num_tokens} tokens, and the model reads "
                 f"{self.ready.max_length}, of which an answer may take {max_new_tokens}: begin a "
-                "new one, or lower --max-new-tokens."
+                "new one, or allow fewer new tokens."
             )
         width = _SMALLEST_WIDTH
         while width < num_tokens:
@@ -209,6 +224,8 @@ class Conversant:
         generation = Generation(max_length=request.max_new_tokens, sampling=sampling)
         key = (width, generation)
         if key not in self._predictors:
+            while len(self._predictors) >= _NUM_PREDICTORS:
+                del self._predictors[next(iter(self._predictors))]  # with what it has compiled
             recipe = self._recipe(width)
             self._predictors[key] = Predictor(
                 self._deployer,
@@ -217,6 +234,7 @@ class Conversant:
                 sharding_rules=self._rules,
                 batch_size=self._deployer.num_data_shards,
             )
+        self._predictors[key] = self._predictors.pop(key)  # the last one used is the last
         return self._predictors[key]
 
     def _recipe(self, width: int) -> Recipe:
@@ -247,6 +265,9 @@ def _answers(
             yield asdict(said(line, turn))
         except (BadConversation, EngineError, RedcoFlowError, OSError, ValueError) as error:
             yield {"error": str(error)}
+        except Exception as error:  # noqa: BLE001 (the next question may have an answer)
+            traceback.print_exc()
+            yield {"error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":
