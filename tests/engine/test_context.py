@@ -35,7 +35,7 @@ _LLAMA = {
 }  # fmt: skip
 _T5 = {
     "vocab_size": VOCAB, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 8,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 8, "dropout_rate": 0.0,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT,

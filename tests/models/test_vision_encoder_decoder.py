@@ -56,19 +56,16 @@ def test_the_logits_of_captions_equal_the_torch_reference(
 
 @one
 @pytest.mark.covers("transformers on torch", family="captioner")
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_captions_are_those_that_transformers_generates(
-    captioner, images, torch_reference, num_beams
-):
+def test_captions_are_those_that_transformers_generates(captioner, images, torch_reference):
     import torch
 
     reference = torch_reference(captioner)
     with torch.no_grad():
         expected = reference.generate(
-            in_torch(images), max_new_tokens=6, num_beams=num_beams, do_sample=False
+            in_torch(images), max_new_tokens=6, num_beams=3, do_sample=False
         )
 
-    search = partial(generate, *captioner[:2], max_new_tokens=6, num_beams=num_beams)
+    search = partial(generate, *captioner[:2], max_new_tokens=6, num_beams=3)
     found = np.asarray(jax.jit(search)(captioner.params, images, MASK).tokens)
 
     # Theirs begin with the start token, and are as long as the longest of them.
