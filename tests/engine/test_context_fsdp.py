@@ -213,7 +213,6 @@ def test_what_travels_besides_the_ring_is_each_parameter_twice_and_its_gradient_
     """No activation but keys, values and their gradients does."""
     deployer = deployer_of(1, 1, 4, 1)
     num_bytes = rules_of(deployer).total_bytes
-    without = collectives_of(deployer_of(1, 1, 4, 1, over=False))
 
     found = collectives_of(deployer)
 
@@ -222,9 +221,3 @@ def test_what_travels_besides_the_ring_is_each_parameter_twice_and_its_gradient_
     assert {one.kind for one in found} <= {"all-gather", "all-reduce", "collective-permute"}
     assert 0.98 * num_bytes <= gathered <= 2 * num_bytes
     assert num_bytes <= reduced <= 1.01 * num_bytes
-    permuted, before = (
-        sum(one.wire_bytes for one in of if one.kind == "collective-permute")
-        for of in (found, without)
-    )
-    # A few ids and positions besides.
-    assert before <= permuted <= 1.01 * before

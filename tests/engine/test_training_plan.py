@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental import topologies
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer, TrainingPlan
@@ -189,21 +188,6 @@ def test_a_wider_batch_is_lowered_by_the_same_plan():
 def test_factors_and_a_choice_of_parameters_are_refused_together():
     with pytest.raises(ValueError, match="lora or trainable, not both"):
         plan_of(lora=lora(), trainable="attention")
-
-
-@pytest.mark.slow
-def test_a_training_is_planned_and_compiled_for_tpus_that_are_not_there(monkeypatch):
-    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
-    deployer = Deployer(2, num_fsdp_shards="auto", devices=devices, device_memory_gib=16)
-
-    plan = plan_of(deployer)
-
-    assert dict(plan.mesh.shape) == {"data": 2, "fsdp": 1, "context": 1, "model": 2}
-    assert {device.platform for device in plan.mesh.devices.flat} == {"tpu"}
-    assert plan.memory().total > plan.memory().arguments
 
 
 def test_parameters_are_counted_by_elements_and_of_factors_the_trained_ones_too():
