@@ -141,11 +141,12 @@ def test_units_are_dropped_alike_in_chunks():
     whole = module.Config.from_hugging_face({"model_type": "t5", **FAMILIES["t5"]})
     params = module.init_params(whole, jax.random.key(0))
     ids = np.random.default_rng(0).integers(3, 64, (ROWS, LENGTH))
-    given = (params, ids, np.ones_like(ids))
-    keys = jax.random.split(jax.random.key(1), ROWS)
+    given = (params, ids, np.ones_like(ids), jax.random.split(jax.random.key(1), ROWS))
+    deployer = Deployer(2, devices=jax.devices()[:2])
+    given = jax.device_put(given, deployer.named_sharding())
 
     found, expected = (
-        jax.jit(functools.partial(module.encode, config))(*given, rngs=keys)
+        deployer.jit(functools.partial(module.encode, config))(*given)
         for config in (whole.updated({"num_mlp_chunks": NUM_CHUNKS}), whole)
     )
 
