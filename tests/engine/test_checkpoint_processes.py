@@ -49,9 +49,7 @@ print('"exact"', flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "disks", [["one", "one"], ["first", "second"], ["first", "first", "second", "second"]]
-)
+@pytest.mark.parametrize("disks", [["one", "one"], ["first", "first", "second", "second"]])
 def test_processes_restore_what_they_saved_and_fall_back_to_the_same_step(
     tmp_path, run_ranks, disks
 ):

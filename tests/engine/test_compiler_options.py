@@ -106,16 +106,11 @@ def test_an_option_that_the_environment_names_is_left_to_it(tpus):
 
 
 @pytest.mark.slow
-def test_training_and_evaluation_gather_while_they_compute_on_tpus(tpus, monkeypatch):
+def test_training_gathers_while_it_computes_on_tpus(tpus, monkeypatch):
     devices = tpus("v5p:2x2x1")
-    plan = plan_of(devices)
-    micro_batches = plan.micro_batches()
-    seed = jax.ShapeDtypeStruct((), jnp.uint32)
 
-    trained = plan.compile().as_text()
-    evaluated = plan.eval_step.lower(plan.state["params"], seed, micro_batches).compile().as_text()
+    trained = plan_of(devices).compile().as_text()
     monkeypatch.setenv("LIBTPU_INIT_ARGS", " ".join(f"--{name}" for name in options.TPU_OPTIONS))
     left_alone = plan_of(devices).compile().as_text()
 
     assert num_asynchronous(trained) > num_asynchronous(left_alone)
-    assert num_asynchronous(evaluated) > 0

@@ -15,7 +15,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Predictor, Trainer
-from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.data.packing import collate_packed
 from redco_flow.engine.errors import ShardingError
 from redco_flow.engine.step.loss import cross_entropy
@@ -34,37 +33,16 @@ _LLAMA = {
     "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, **_TOKENS,
 }  # fmt: skip
-_BERT = {
-    "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 24, "max_position_embeddings": 32,
-}  # fmt: skip
-_BART = {
-    "vocab_size": VOCAB, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24, "max_position_embeddings": 32,
-}  # fmt: skip
 _T5 = {
     "vocab_size": VOCAB, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 8,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 8, "dropout_rate": 0.0,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT,
     "llama": _LLAMA,
     "mistral": {**_LLAMA, "sliding_window": 4},
-    "gemma2": {
-        **_LLAMA, "head_dim": 4, "sliding_window": 4, "query_pre_attn_scalar": 4,
-        "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0,
-    },
     "gpt_oss": {**_LLAMA, "head_dim": 4, "sliding_window": 4, "num_local_experts": 4},
-    "deepseek_v3": {
-        **_LLAMA, "num_key_value_heads": 4, "q_lora_rank": 6, "kv_lora_rank": 6,
-        "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4, "n_group": 2,
-        "first_k_dense_replace": 1, "moe_intermediate_size": 8, "n_routed_experts": 4,
-        "topk_group": 1, "num_experts_per_tok": 2,
-    },
-    "bert": _BERT,
     "t5": _T5,
-    "bart": _BART,
 }  # fmt: skip
 
 
@@ -91,9 +69,8 @@ def row(rng: np.random.Generator, length: int, full: int) -> np.ndarray:
 
 
 def case_of(family: str, length: int = LENGTH, **computed: Any) -> Case:
-    """Trained on the next token; an encoder on its own tokens, as where none is masked."""
+    """Trained on the next token."""
     module, config = model_of(family, **computed)
-    shift = 0 if family == "bert" else 1
 
     def loss_fn(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
         keys = rngs if is_training else None
@@ -101,7 +78,7 @@ def case_of(family: str, length: int = LENGTH, **computed: Any) -> Case:
         mask = (ids != 0).astype(jnp.int32)
         logits = module.apply(config, params, ids, mask, rngs=keys)
         labels = jnp.where(mask == 0, -100, ids)
-        return cross_entropy(logits[:, : ids.shape[1] - shift], labels[:, shift:])
+        return cross_entropy(logits[:, :-1], labels[:, 1:])
 
     rng = np.random.default_rng(0)
     examples = [row(rng, n, length) for n in rng.integers(2, length + 1, 8)]
@@ -153,18 +130,12 @@ def packed_case() -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    **{name: partial(case_of, name) for name in FAMILIES if name not in ("llama", "t5", "bart")},
+    "gpt2": partial(case_of, "gpt2"),
     # A length that the shards do not divide.
     "mistral": partial(case_of, "mistral", 11),
+    "gpt_oss": partial(case_of, "gpt_oss"),
     "t5": partial(pair_case_of, "t5"),
-    "bart": partial(pair_case_of, "bart"),
     "packed": packed_case,
-    "llama by name": partial(
-        case_of,
-        "llama",
-        remat="full",
-        activations={"attention": "offload", "qkv": "keep", "layer_input": "offload"},
-    ),
 }
 
 
@@ -222,20 +193,19 @@ def assert_same_step(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "t5"])
 @pytest.mark.covers("one device", family="name", mesh="context")
 def test_a_step_over_two_context_shards_is_that_of_one_device(name):
-    """Engine cases 33, 34, 36 and 42: shifted labels, packing, token means, dropout."""
+    """Engine cases 33 and 36: shifted labels and token means; windows, sinks, two stacks."""
     found = first_step(CASES[name](), deployer_of(1, 1, 2, 1))
 
     assert_same_step(found, on_one_device(name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "packed"])
-def test_the_evaluation_loss_over_context_shards_is_that_of_one_device(name):
-    """Without the dropout of training steps, and of packed rows."""
-    case = CASES[name]()
+def test_the_evaluation_loss_over_context_shards_is_that_of_one_device():
+    """Without the dropout of training steps."""
+    case = CASES["gpt2"]()
 
     found, expected = (
         trainer_of(case, deployer_of(1, 1, num_shards, 1)).eval_loss(case.examples)
@@ -257,60 +227,10 @@ def test_the_evaluation_loss_over_context_shards_is_that_of_one_device(name):
 )
 @pytest.mark.covers("one device", family="name", mesh="mesh")
 def test_context_shards_go_with_every_other_axis(name, mesh):
-    """Engine case 12, with dropout."""
+    """Engine cases 12, 34 and 42: dropout, and packed rows."""
     found = first_step(CASES[name](), deployer_of(*mesh))
 
     assert_same_step(found, on_one_device(name))
-
-
-@pytest.mark.slow
-def test_a_loss_per_example_alone_is_the_same():
-    case = case_of("llama")
-
-    def mean(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
-        totals, weights = case.loss_fn(params, batch, rngs, is_training)
-        return totals.sum() / weights.sum()
-
-    single = case._replace(loss_fn=mean)
-    expected = first_step(single, deployer_of(1, 1, 1, 1))
-
-    assert_same_step(first_step(single, deployer_of(2, 1, 2, 1)), expected)
-
-
-@pytest.mark.slow
-def test_accumulated_micro_batches_are_one_batch():
-    """Engine case 35; the rows of a micro-batch are those of a data shard, whatever its context."""
-    case = CASES["packed"]()
-    trainer = trainer_of(case, deployer_of(2, 1, 2, 1), per_device_batch_size=1)
-
-    with trainer.read_batches(case.examples, 0, 1) as batches:
-        (batch,) = trainer.device_batches(batches)
-        metrics = jax.device_get(trainer.advance(batch))
-
-    assert trainer.layout.num_micro == 4
-    expected = on_one_device("packed")["metrics"]
-    np.testing.assert_allclose(metrics["total"], expected["total"], rtol=1e-5)
-    np.testing.assert_allclose(metrics["grad_norm"], expected["grad_norm"], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_training_goes_on_over_another_number_of_context_shards(tmp_path):
-    """Engine cases 31 and 47: the same examples, dropout and losses."""
-    case = case_of("gpt2")
-    options = {"optimizer": optax.adamw(1e-3), "global_batch_size": 4}
-    alone = trainer_of(case, deployer_of(1, 1, 1, 1), **options)
-    expected = alone.fit(case.examples, num_epochs=2, log_every_steps=1)
-
-    with Checkpointer(tmp_path) as checkpointer:
-        first = trainer_of(case, deployer_of(1, 1, 4, 1), **options)
-        first.fit(case.examples, num_epochs=1, checkpointer=checkpointer)
-        second = trainer_of(case, deployer_of(2, 1, 2, 1), **options)
-        found = second.fit(
-            case.examples, num_epochs=2, checkpointer=checkpointer, log_every_steps=1
-        )
-
-    assert second.step == alone.step == 4
-    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
 def test_parameters_and_optimizer_state_are_whole_over_context_shards():
@@ -342,14 +262,13 @@ def step_collectives(case: Case, num_shards: int, length: int) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [2, 4])
-def test_a_step_sends_keys_and_values_round_the_ring_and_gradients_once(num_shards):
+def test_a_step_sends_keys_and_values_round_the_ring_and_gradients_once():
     """Per layer keys and values once forward and, with their gradients, twice backward.
 
     Besides, what the layers give comes back into the text's order, and its gradient out of it.
     """
     module, config = model_of("llama")
-    length, attention = 64, config.core.attention
+    length, num_shards, attention = 64, 4, config.core.attention
 
     def loss_fn(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
         return cross_entropy(module.apply(config, params, batch["ids"]), batch["ids"])
@@ -440,7 +359,7 @@ def test_context_shards_hold_the_same_rows():
     assert [len(shard.data) for shard in rows.addressable_shards] == [2] * 8
 
 
-@pytest.mark.parametrize("name", ["packed", "bert", "t5", "bart"])
+@pytest.mark.parametrize("name", ["packed", "t5"])
 def test_the_models_here_split_sequences(name):
     case = CASES[name]()
 

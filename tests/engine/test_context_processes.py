@@ -34,33 +34,26 @@ def first_step(deployer):
     with trainer.read_batches(examples, 0, 1) as batches:
         (batch,) = trainer.device_batches(batches)
         metrics = jax.device_get(trainer.advance(batch))
-    found = {name: float(metrics[name]) for name in ("total", "weight", "grad_norm")}
-    return found | {"eval_loss": trainer.eval_loss(examples)}
+    return {name: float(metrics[name]) for name in ("total", "weight", "grad_norm")}
 """
 PROCESS = """
 import sys
 rank, num_processes, port = map(int, sys.argv[1:])
 import jax
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
-found = []
-for num_context_shards in (4, 2):
-    deployer = Deployer(num_context_shards=num_context_shards)
-    share = deployer.data_process
-    found.append([[share.index, share.count], first_step(deployer)])
-print(json.dumps(found), flush=True)
+deployer = Deployer(num_context_shards=4)
+share = deployer.data_process
+print(json.dumps([[share.index, share.count], first_step(deployer)]), flush=True)
 """
 
 
 @pytest.mark.slow
 def test_context_shards_of_two_processes_take_the_step_of_one_device(run_ranks):
-    """Four span both processes, which read the same rows; two lie in one, and rows are shared."""
+    """Four span both processes, which read the same rows."""
     names: dict = {}
     exec(STEP, names)
     expected = names["first_step"](names["Deployer"](devices=jax.devices()[:1]))
 
-    spanning, apart = zip(*run_ranks(STEP + PROCESS, 2, 2), strict=True)
-
-    assert [share for share, _ in spanning] == [[0, 1], [0, 1]]
-    assert [share for share, _ in apart] == [[0, 2], [1, 2]]
-    for _, numbers in (*spanning, *apart):
+    for share, numbers in run_ranks(STEP + PROCESS, 2, 2):
+        assert share == [0, 1]
         assert numbers == pytest.approx(expected, rel=1e-5)

@@ -73,10 +73,9 @@ class Records(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [4, 5 * EVERY])
-def test_a_resumed_training_ends_at_the_same_step(tmp_path, stop_after):
+def test_a_resumed_training_ends_at_the_same_step(tmp_path):
     """What was seen before the stop counts: five evaluations, and of those two were no better."""
-    whole, resumed, polls = trainer(), trainer(), iter(range(1, 100))
+    whole, resumed, polls, stop_after = trainer(), trainer(), iter(range(1, 100)), 5 * EVERY
     fit(whole)
 
     with Checkpointer(tmp_path) as checkpointer, pytest.raises(TrainingStopped):

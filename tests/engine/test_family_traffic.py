@@ -20,11 +20,6 @@ TWO_STACKS = LAYERS * (5 * SOURCE + 6 * TARGET) + SOURCE + 2 * TARGET
 
 # name: (family, positions of WIDTH floats that are reduced per example, config)
 MODELS = {
-    "opt": ("opt", ONE_STACK, {
-        "vocab_size": 1024, "max_position_embeddings": SOURCE, "hidden_size": WIDTH,
-        "word_embed_proj_dim": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "ffn_dim": HIDDEN, "dropout": 0.0, "attention_dropout": 0.0,
-    }),
     # Two heads to each key-value head.
     "llama_gqa": ("llama", ONE_STACK, {
         "vocab_size": 1024, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
@@ -47,12 +42,6 @@ MODELS = {
         "vocab_size": 1024, "d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": HIDDEN,
         "num_layers": LAYERS, "num_heads": HEADS, "dropout_rate": 0.0,
         "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False
-    }),
-    "bart": ("bart", TWO_STACKS, {
-        "vocab_size": 1021, "d_model": WIDTH, "max_position_embeddings": SOURCE,
-        "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
-        "decoder_attention_heads": HEADS, "encoder_ffn_dim": HIDDEN, "decoder_ffn_dim": HIDDEN,
-        "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
     }),
 }  # fmt: skip
 
@@ -97,7 +86,7 @@ def activation_bytes(positions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["olmo2", "bert", "t5"])
 def test_a_familys_train_step_sends_the_optimum_within_five_per_cent(name):
     """Engine cases 10 and 17: cross-attention and relative bias included."""
     family, positions, values = MODELS[name]

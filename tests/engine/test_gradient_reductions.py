@@ -87,9 +87,7 @@ def test_the_gradients_of_a_layer_are_one_reduction_within_the_backward_pass(com
 # What attends by a ring, and what computes experts, says itself how it runs on shards; a mixture's
 # other layers are LLaMA's.
 STEPS = {
-    "data": (llama, {}),
     "fsdp": (llama, {"num_fsdp_shards": 2}),
-    "experts and model": (mixtral, {"num_model_shards": 2}),
     "experts and context": (mixtral, {"num_context_shards": 2}),
 }
 

@@ -41,10 +41,9 @@ def trainer_on(num_devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_the_loop_goes_on_while_a_step_is_being_computed(num_devices):
+def test_the_loop_goes_on_while_a_step_is_being_computed():
     examples = [{"x": 1.0, "turns": 100}] * (BATCH * NUM_STEPS)
-    trainer = trainer_on(num_devices)
+    trainer = trainer_on(2)
     is_computing = []
 
     def after_a_steps_dispatch():

@@ -1,7 +1,5 @@
 """Low-rank factors beside kernels: trained alone, merged exactly."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,8 +118,9 @@ def test_factors_have_the_kernels_inputs_and_outputs():
     }
 
 
-@pytest.mark.parametrize("base_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "base_dtype"), [("float32", "bfloat16"), ("bfloat16", "float32")]
+)
 def test_a_model_computes_in_any_dtype_beside_a_base_of_any(dtype, base_dtype):
     """A narrow base is made wider by its factors: the model must not take it as narrow already."""
     model = find_model("llama")
@@ -297,7 +296,7 @@ def test_a_base_of_4_bits_has_qloras_levels_and_a_scale_for_each_block():
     )
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 100, 128])
+@pytest.mark.parametrize("size", [7, 100])
 def test_four_bits_are_off_by_half_a_gap_at_most(size):
     kernel = np.random.default_rng(0).normal(size=(3, size, 5)).astype(np.float32)
     blocks = Blocks(1, size)
@@ -398,7 +397,7 @@ def test_gradients_of_the_factors_are_those_through_the_merged_kernels():
             given = {"base": adapted["base"], "lora": factors}
             return function(given, batch, None, True)[0].sum()
 
-        return jax.grad(total)(adapted["lora"])
+        return jax.jit(jax.grad(total))(adapted["lora"])
 
     found = through(lora.adapt(loss))
     expected = through(lambda p, *rest: loss(lora.merge(p), *rest))
@@ -438,24 +437,17 @@ def trained(mesh, **kinds):
     return losses.values, trainer
 
 
-@functools.cache
-def plain_on_one_device():
-    return trained((1, 1, 1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "kinds"),
     [
-        ((1, 1, 4), {}),
-        ((2, 2, 2), {}),
         ((2, 2, 2), {"dora": True, "separate": True, "base_dtype": "int8"}),
         ((1, 2, 4), {"dropout": 0.25, "base_dtype": "nf4", "full": ("head",)}),
     ],
 )
 def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh, kinds):
     """The vocabulary of 97 lies padded in the base, and in the head's B and magnitudes."""
-    expected, alone = trained((1, 1, 1), **kinds) if kinds else plain_on_one_device()
+    expected, alone = trained((1, 1, 1), **kinds)
 
     found, split = trained(mesh, **kinds)
 

@@ -66,21 +66,14 @@ def precisions(lowered):
 
 @pytest.mark.slow
 def test_a_float32_step_for_tpus_multiplies_in_float32(tpus):
-    """All of XLA's products, forward and backward; Mosaic compiles the attention kernel with it."""
+    """All of XLA's products, forward and backward; `test_attention_kernels` compiles one."""
     plan = plan_of(tpus)
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
     evaluated = plan.eval_step.lower(plan.state["params"], seed, plan.micro_batches())
     lowered = plan.lower()
 
-    program = lowered.compile().as_text()
-
     assert all(one == ["HIGHEST", "HIGHEST"] for one in precisions(lowered))
     assert all(one == ["HIGHEST", "HIGHEST"] for one in precisions(evaluated))
-    assert "tpu_custom_call" in program
-    # XLA for TPUs makes convolutions of them.
-    products = [line for line in program.splitlines() if re.search(r" convolution\(", line)]
-    assert products
-    assert all("operand_precision={highest,highest}" in line for line in products)
 
 
 @pytest.mark.slow

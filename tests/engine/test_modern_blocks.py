@@ -83,8 +83,14 @@ def train_once(model, num_model_shards):
     return losses.values, gradients, lambda: trainer.plan.compile(batch).as_text()
 
 
+TRAINED = (
+    "selective scan, associative", "state-space duality", "gated linear recurrence, by scan",
+    "gated linear attention", "experts", "vision transformer", "recommender", "U-Net",
+)  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_each_block_trains_as_on_one_device_and_sends_the_optimum(name):
     """Engine cases 12 and 17: gradients are exact, and the number of all-reduces is minimal.
 

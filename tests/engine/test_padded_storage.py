@@ -71,10 +71,12 @@ def trainer_of(num_model_shards, *, tied=True, optimizer=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "optimizer",
-    [optax.adamw(1e-2, weight_decay=0.1), optax.adafactor(1e-2, min_dim_size_to_factor=8)],
+    ("tied", "optimizer"),
+    [
+        (True, optax.adamw(1e-2, weight_decay=0.1)),
+        (False, optax.adafactor(1e-2, min_dim_size_to_factor=8)),
+    ],
 )
 def test_training_is_that_of_one_shard(tied, optimizer):
     """Engine case 10: also the norm, and Adafactor's means over the vocabulary."""

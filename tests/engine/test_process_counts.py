@@ -57,23 +57,23 @@ print(json.dumps([result.start_step, Losses.found]), flush=True)
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_with_fewer_and_with_more_processes(tmp_path, run_ranks):
-    """Engine cases 31 and 47: two, then one, then two again; one all the way."""
+def test_a_training_goes_on_with_fewer_processes(tmp_path, run_ranks):
+    """Engine cases 31 and 47: two, then one; one all the way."""
 
     def train(directory, num_processes, num_epochs):
         """Over four devices: where each process began, and its losses by step."""
         return run_ranks(TRAIN, num_processes, 4 // num_processes, num_epochs, directory)
 
-    ((_, whole),) = train(tmp_path / "whole", 1, 3)
+    ((_, whole),) = train(tmp_path / "whole", 1, 2)
 
     found = {}
-    for num_epochs, num_processes in ((1, 2), (2, 1), (3, 2)):
+    for num_epochs, num_processes in ((1, 2), (2, 1)):
         attempt = train(tmp_path / "changed", num_processes, num_epochs)
         for start_step, losses in attempt:
             assert start_step == 6 * (num_epochs - 1)
             assert losses == attempt[0][1]
         found |= attempt[0][1]
 
-    assert list(found) == list(whole) == [str(step) for step in range(1, 19)]
+    assert list(found) == list(whole) == [str(step) for step in range(1, 13)]
     # Sums over devices may be added in another order.
     assert found == pytest.approx(whole, rel=1e-5)

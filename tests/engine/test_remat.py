@@ -178,10 +178,9 @@ def test_what_is_computed_again_by_name_is_not_kept(mesh):
     assert found == [(ROWS, LENGTH, WIDTH)] * 2  # attention's output is the other
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bart", "t5"])
-def test_minimal_is_another_name_of_dots(family):
+def test_minimal_is_another_name_of_dots():
     """Engine case 55: MaxText's."""
-    assert kept_by(family, "fsdp 8", "minimal") == kept_by(family, "fsdp 8", "dots")
+    assert kept_by("llama", "fsdp 8", "minimal") == kept_by("llama", "fsdp 8", "dots")
 
 
 OFFLOADED = (
@@ -386,16 +385,10 @@ def real(family, remat, mesh, *, dropout=False, frozen=()):
     return jax.jit(jax.grad(of_trained))(trained, params, batch, rngs)
 
 
-@functools.cache
-def without_remat(family, mesh):
-    return real(family, "none", mesh)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "remat", "mesh", "options"),
     [
-        ("llama", "none", "fsdp 8", {}),
         ("llama", "dots", "model 2, fsdp 4", {"frozen": ("embedding",)}),
         ("gpt2", "full", "fsdp 8", {"dropout": True}),
     ],
@@ -405,10 +398,15 @@ def test_gradients_are_those_of_whole_parameters(family, remat, mesh, options):
     """Engine case 55: with what is frozen, and with keys, which have no gradient."""
     expected = real(family, remat, "fsdp 1", **options)
 
-    found = real(family, remat, mesh, **options) if options else without_remat(family, mesh)
+    found = real(family, remat, mesh, **options)
 
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5 * np.abs(two).max())
+
+
+@functools.cache
+def plain():
+    return real("llama", "none", "fsdp 8")
 
 
 CHOICES = [
@@ -427,60 +425,42 @@ CHOICES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "mesh"),
-    [
-        ("llama", "fsdp 8"),
-        ("gpt2", "model 2, fsdp 4"),
-        ("t5", "fsdp 1"),
-    ],
-)
-@pytest.mark.covers("one device", family="family", mesh="mesh")
-def test_every_choice_gives_the_same_gradients(family, mesh):
+@pytest.mark.parametrize("remat", CHOICES, ids=["keep", "offload", "offload a part"])
+@pytest.mark.covers("one device", family="llama", mesh="fsdp")
+def test_every_choice_gives_the_same_gradients(remat):
     """Engine case 55: on CPUs too, where what is offloaded stays where it is."""
-    expected = without_remat(family, mesh)
+    found = real("llama", remat, "fsdp 8")
 
-    # The last two have the parts of all others: enough for a fused kernel and for two stacks.
-    for remat in CHOICES if family == "llama" else CHOICES[1:]:
-        found = real(family, remat, mesh)
-        for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            # The same operations on the same numbers: XLA may only fuse them otherwise.
-            np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6 * np.abs(two).max())
+    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(plain()), strict=True):
+        # The same operations on the same numbers: XLA may only fuse them otherwise.
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6 * np.abs(two).max())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [{"num_fsdp_shards": 4}, {"num_model_shards": 4}])
-def test_a_compiled_step_for_tpus_offloads_to_the_host(mesh, monkeypatch):
+def test_a_compiled_step_for_tpus_offloads_to_the_host(monkeypatch):
     """Engine case 55: by the compiler's own count of the host's memory."""
     pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
 
-    def memory(remat):
-        loss_fn, params = loss_of("llama", remat)
-        deployer = Deployer(devices=devices, **mesh)
-        batch = {"ids": ids()}
-        rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
-        plan = TrainingPlan(
-            deployer,
-            loss_fn=loss_fn,
-            params=params,
-            optimizer=optax.adamw(1e-2),
-            sharding_rules=rules,
-            global_batch_size=ROWS,
-        )
-        return plan.memory(batch)
+    loss_fn, params = loss_of("llama", ("full", {"layer_input": "offload"}))
+    deployer, batch = Deployer(num_fsdp_shards=4, devices=devices), {"ids": ids()}
+    plan = TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-2),
+        sharding_rules=deployer.get_sharding_rules(params, loss_fn, batch, None, False),
+        global_batch_size=ROWS,
+    )
 
-    if "num_fsdp_shards" in mesh:
-        assert memory("full").host_temporaries == 0
-    assert memory(("full", {"layer_input": "offload"})).host_temporaries > 0
+    assert plan.memory(batch).host_temporaries > 0
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_a_parameter_is_gathered_twice_and_its_gradient_reduced_once_whatever_is_kept(remat):
+def test_a_parameter_is_gathered_twice_and_its_gradient_reduced_once_with_full():
     """Engine case 55: no copy is kept, and nothing travels more often for it."""
-    loss_fn, params = loss_of("llama", remat)
+    loss_fn, params = loss_of("llama", "full")
     deployer = Deployer(num_fsdp_shards=8, devices=jax.devices()[:8])
     batch = {"ids": ids()}
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)

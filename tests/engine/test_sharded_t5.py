@@ -1,4 +1,4 @@
-"""A whole T5 over one to eight model shards: the same losses."""
+"""A whole T5 over data and model shards: the losses of one device."""
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,7 @@ SIZES = {
     "num_heads": 8,
     "dropout_rate": 0.0,
 }
-CONFIGS = {
-    "v1.0": t5.Config(**SIZES),
-    "v1.1": t5.Config(**SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-}
+CONFIG = t5.Config(**SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
 
 def examples():
@@ -110,20 +107,16 @@ def by_hand(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("version", "shards"), [("v1.1", (1, 8)), ("v1.0", (2,))])
 @pytest.mark.covers("one device", family="t5", mesh="data × model")
-def test_losses_are_equal_over_any_number_of_model_shards(version, shards):
+def test_losses_are_those_of_one_device_over_model_shards():
     """Engine case 12, for the model that the pipelines train."""
-    expected = by_hand(CONFIGS[version])
+    trainer, losses = train(CONFIG, Deployer(4))
 
-    for num_model_shards in shards:
-        trainer, losses = train(CONFIGS[version], Deployer(num_model_shards))
-
-        np.testing.assert_allclose(losses, expected, rtol=1e-5, err_msg=f"{num_model_shards}")
-        rules = trainer.sharding_rules
-        # Norms only: everything else divides by 8. With one shard all is whole.
-        assert num_model_shards == 1 or rules.replicated_bytes / rules.total_bytes < 0.01
-        on_one_device = sum(
-            x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(trainer.state["params"])
-        )
-        assert on_one_device == rules.bytes_per_device
+    np.testing.assert_allclose(losses, by_hand(CONFIG), rtol=1e-5)
+    rules = trainer.sharding_rules
+    # Norms only: everything else divides by 4.
+    assert rules.replicated_bytes / rules.total_bytes < 0.01
+    on_one_device = sum(
+        x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(trainer.state["params"])
+    )
+    assert on_one_device == rules.bytes_per_device

@@ -109,7 +109,8 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize(
     ("mesh", "name"),
     [
-        *((mesh, "in chunks") for mesh in MESHES),
+        ("data 2, fsdp 4, in micro-batches", "in chunks"),
+        ("fsdp 4, context 2", "in chunks"),
         ("fsdp 8", "at once"),
         ("fsdp 4, model 2", "tied"),
     ],

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from jax.flatten_util import ravel_pytree
 
 from redco_flow import Deployer
@@ -123,7 +122,7 @@ def loss_of(module):
 
 
 def params_of(module):
-    return module.init(jax.random.key(0), jnp.zeros((1, LENGTH), jnp.int32))["params"]
+    return jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, LENGTH), jnp.int32))["params"]
 
 
 def expected_gradients(loss_fn, params):
@@ -186,16 +185,15 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("num_model_shards", [2, 4])
-def test_flax_attention_and_swiglu_send_the_optimum(num_model_shards):
+def test_flax_attention_and_swiglu_send_the_optimum():
     """Engine case 17."""
     module = Decoder(FlaxBlock)
 
-    *found, text = train_step(module, num_model_shards)
+    *found, text = train_step(module, 4)
 
     assert_same(found, expected_gradients(loss_of(module), params_of(module)))
     optimum = LAYERS * PER_LAYER + PER_MODEL
-    assert optimum <= num_reductions(text, num_model_shards) <= 1.05 * optimum
+    assert optimum <= num_reductions(text, 4) <= 1.05 * optimum
 
 
 def test_kernels_of_several_widths_in_scanned_layers_send_the_optimum():

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental import topologies
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer, TrainingPlan
@@ -95,10 +94,10 @@ def test_planning_and_lowering_make_no_array(options):
     assert not [array.shape for array in jax.live_arrays() if id(array) not in before]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_trainer_executes_the_plan(options):
+@pytest.mark.parametrize("name", ["factors", "some"])
+def test_the_trainer_executes_the_plan(name):
     """Shardings of the state, and the program: lowered from shapes, and for what is run."""
-    plan = plan_of(**options)
+    plan = plan_of(**OPTIONS[name])
     planned, text = described(plan.state), plan.lower().as_text()
 
     trainer = start_of(plan)
@@ -150,9 +149,8 @@ def test_a_plan_with_factors_trains_them_alone_and_merges_them_into_the_models_p
     assert not changed["embedding"]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_planned_memory_is_that_of_the_trainers_arrays(options):
-    plan = plan_of(**options)
+def test_planned_memory_is_that_of_the_trainers_arrays():
+    plan = plan_of(lora=lora())
     trainer = start_of(plan)
 
     memory = plan.memory()
@@ -190,21 +188,6 @@ def test_a_wider_batch_is_lowered_by_the_same_plan():
 def test_factors_and_a_choice_of_parameters_are_refused_together():
     with pytest.raises(ValueError, match="lora or trainable, not both"):
         plan_of(lora=lora(), trainable="attention")
-
-
-@pytest.mark.slow
-def test_a_training_is_planned_and_compiled_for_tpus_that_are_not_there(monkeypatch):
-    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
-    deployer = Deployer(2, num_fsdp_shards="auto", devices=devices, device_memory_gib=16)
-
-    plan = plan_of(deployer)
-
-    assert dict(plan.mesh.shape) == {"data": 2, "fsdp": 1, "context": 1, "model": 2}
-    assert {device.platform for device in plan.mesh.devices.flat} == {"tpu"}
-    assert plan.memory().total > plan.memory().arguments
 
 
 def test_parameters_are_counted_by_elements_and_of_factors_the_trained_ones_too():

@@ -24,10 +24,9 @@ def adapted(case, targets, **kinds):
         targets=targets,
         **kinds,
     )
-    state = lora.start(case.params, jax.random.key(0))
-    keys = iter(jax.random.split(jax.random.key(1), 99))
+    state, rng = jax.jit(lora.start)(case.params, jax.random.key(0)), np.random.default_rng(1)
     state["lora"] = jax.tree.map(
-        lambda x: x + jax.random.normal(next(keys), x.shape), state["lora"]
+        lambda x: x + rng.standard_normal(x.shape).astype(np.float32), state["lora"]
     )
     layouts = dict(zip(paths(case.params), layouts_of(case), strict=True))
     shapes = {join(path): leaf.shape for path, leaf in named_leaves(case.params)}
@@ -37,7 +36,7 @@ def adapted(case, targets, **kinds):
         )
         for one in lora.targets
     ]
-    return state["lora"], kernels, lora.merge(state)
+    return state["lora"], kernels, jax.jit(lora.merge)(state)
 
 
 def paths(params):
@@ -70,7 +69,7 @@ def factors_of(factors, kernels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["gpt2", "llama3", "opt-350m", "deepseek_v3"], indirect=True)
+@pytest.mark.parametrize("decoder", ["gpt2", "opt-350m", "deepseek_v3"], indirect=True)
 def test_what_each_module_adds_is_what_merging_adds_to_its_tensor(decoder):
     targets = r"attention/(q|kv|qkv|out|(q|kv)_(down|up))$|mlp/w|project|shared_experts/w"
     factors, kernels, merged = adapted(decoder, targets)

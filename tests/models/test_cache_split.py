@@ -17,8 +17,7 @@ NUM_SHARDS = 4
 
 
 @pytest.mark.parametrize("decoder", ["llama3"], indirect=True)
-@pytest.mark.parametrize("num_kv_heads", [8, 2])
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(("num_kv_heads", "num_beams"), [(2, 1), (8, 3)])
 def test_a_device_keeps_only_its_heads_keys_and_values(decoder, num_kv_heads, num_beams):
     """Also where key-value heads are fewer than shards: they are repeated until all can split."""
     case = decoder.changed(

@@ -21,7 +21,7 @@ from .conftest import DECODERS, ENCODERS, ModelCase, make_case, random_params
 
 MODELS = {**ENCODERS, **DECODERS}
 LABELS = ("apple", "fig", "pear", "plum", "rye")
-_OTHERS = ("gptj", "opt-350m", "gemma2", "gemma3_text", "mixtral")
+_OTHERS = ("opt-350m", "gemma2", "mixtral")
 
 
 def with_head(name: str, labels: tuple[str, ...] = LABELS) -> ModelCase:

@@ -62,7 +62,7 @@ def test_rotary_positions_are_read_as_transformers_reads_them_in_every_spelling(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _ROPE_FAMILIES)
+@pytest.mark.parametrize("name", ["llama", "phi3", "mixtral", "gpt_oss", "deepseek_v3"])
 def test_logits_are_those_of_transformers_where_optional_keys_are_missing(name, tmp_path):
     """A YaRN without its length: `max_position_embeddings`, as in Qwen2's first files."""
     torch = pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")

@@ -16,13 +16,9 @@ PROMPT_LENGTHS = (6, 1, 4, 2, 7, 3, 5, 8)
 EOS = 1
 # Weights with which some rows end early and others run to the limit.
 SEEDS = {
-    "gpt2": 11, "llama": 7, "mistral": 4, "gemma2": 13, "qwen3_moe": 24, "olmo2": 27, "phi3": 11,
-    "smollm3": 4, "gemma3_text": 0, "gpt_oss": 0, "deepseek_v3": 1,
+    "gpt2": 11, "llama": 7, "mistral": 4, "qwen3_moe": 24, "smollm3": 4, "gpt_oss": 0,
+    "deepseek_v3": 1,
 }  # fmt: skip
-# Each has a part of its own in decoding: norms, positions, sinks, experts.
-NEWER = ("qwen3_moe", "olmo2", "phi3", "smollm3", "gemma3_text", "gpt_oss", "deepseek_v3")
-# All of their rows run to the limit.
-ENDLESS = ("gemma3_text", "gpt_oss")
 
 one_family = pytest.mark.parametrize("decoder", ["llama3"], indirect=True)
 
@@ -72,15 +68,14 @@ def until_end(tokens: Any) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["gpt2", "llama3", "mistral", "gemma2", *NEWER], indirect=True)
+@pytest.mark.parametrize("decoder", ["gpt2", "mistral", "qwen3_moe", "smollm3"], indirect=True)
 def test_greedy_tokens_equal_the_torch_reference(talkative, torch_reference):
     found = search(talkative, prompts("left"))
 
     expected, _ = torch_search(torch_reference(talkative), prompts("left"))
     rows = until_end(found.tokens)
     assert rows == until_end(expected)
-    is_endless = talkative.config.model_type in ENDLESS
-    assert is_endless or len({len(row) for row in rows}) > 1, "the rows end at different lengths"
+    assert len({len(row) for row in rows}) > 1, "the rows end at different lengths"
 
 
 @pytest.mark.slow
@@ -88,9 +83,7 @@ def test_greedy_tokens_equal_the_torch_reference(talkative, torch_reference):
     ("decoder", "length_penalty", "early_stopping"),
     [
         ("gpt2", 1.0, False),
-        ("llama3", 1.0, False),
         ("llama3", 2.0, True),
-        ("gpt2", 0.0, True),
         # Caches with sinks and windows, and of a latent.
         ("gpt_oss", 1.0, False),
         ("deepseek_v3", 1.0, False),
@@ -109,23 +102,13 @@ def test_beams_equal_the_torch_reference(
     np.testing.assert_allclose(found.scores, scored.sequences_scores, rtol=1e-4)
 
 
-RULES = [
-    {"repetition_penalty": 1.8},
-    {"no_repeat_ngram_size": 2},
-    {"no_repeat_ngram_size": 3, "repetition_penalty": 0.8},
-    {"min_new_tokens": 9, "no_repeat_ngram_size": 4},
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "num_beams", "rules", "side"),
-    # Penalties and n-grams with and without beams, in each family and behind each padding.
+    # Penalties and n-grams with and without beams, behind each padding.
     [
-        ("gpt2", 1, RULES[0], "left"),
-        ("gpt2", 4, RULES[1], "left"),
-        ("llama3", 4, RULES[2], "right"),
-        ("llama3", 1, RULES[3], "right"),
+        ("gpt2", 1, {"repetition_penalty": 1.8}, "left"),
+        ("llama3", 4, {"no_repeat_ngram_size": 3, "repetition_penalty": 0.8}, "right"),
     ],
     indirect=["decoder"],
 )
@@ -173,8 +156,9 @@ def test_any_of_several_end_tokens_ends_a_row_as_in_the_reference(talkative, tor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["gpt2", "mistral"], indirect=True)
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    ("decoder", "num_beams"), [("gpt2", 1), ("mistral", 3)], indirect=["decoder"]
+)
 def test_a_prompt_padded_behind_is_continued_like_one_padded_in_front(talkative, num_beams):
     left = search(talkative, prompts("left"), num_beams=num_beams)
     right = search(talkative, prompts("right"), num_beams=num_beams)
@@ -184,19 +168,18 @@ def test_a_prompt_padded_behind_is_continued_like_one_padded_in_front(talkative,
 
 @pytest.mark.slow
 @one_family
-@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"sampling": Sampling(top_p=0.9)}])
+@pytest.mark.parametrize("how", [{"num_beams": 3}, {"sampling": Sampling(top_p=0.9)}])
 def test_a_row_is_continued_alike_whatever_is_beside_it(talkative, how):
     batch = prompts("right")
     rngs = jax.random.split(jax.random.key(5), len(PROMPT_LENGTHS))
     keyed = {"rngs": rngs} if "sampling" in how else {}
     together = search(talkative, batch, **how, **keyed)
 
-    for row in (0, 3):
-        length = PROMPT_LENGTHS[row]
-        alone = {name: values[row : row + 1, :length] for name, values in batch.items()}
-        keyed = {"rngs": rngs[row : row + 1]} if "sampling" in how else {}
-        found = search(talkative, alone, **how, **keyed)
-        np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
+    row, length = 3, PROMPT_LENGTHS[3]
+    alone = {name: values[row : row + 1, :length] for name, values in batch.items()}
+    keyed = {"rngs": rngs[row : row + 1]} if "sampling" in how else {}
+    found = search(talkative, alone, **how, **keyed)
+    np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
 
 
 @pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
@@ -211,8 +194,8 @@ def test_sampling_the_likeliest_token_only_is_greedy_search(talkative):
 
 
 @pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
-@pytest.mark.parametrize("processing", [None, LogitsProcessing(no_repeat_ngram_size=2)])
-def test_the_first_of_several_drawn_texts_is_the_one_drawn_alone(talkative, processing):
+def test_the_first_of_several_drawn_texts_is_the_one_drawn_alone(talkative):
+    processing = LogitsProcessing(no_repeat_ngram_size=2)
     rngs = jax.random.split(jax.random.key(2), len(PROMPT_LENGTHS))
     how = {"sampling": Sampling(top_p=0.95), "processing": processing, "rngs": rngs}
 

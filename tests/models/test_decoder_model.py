@@ -77,7 +77,7 @@ def test_packed_documents_give_the_logits_of_each_alone(decoder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "are_unstacked"),
-    [*((name, True) for name in POSITIONS), ("gemma2", False)],
+    [*((name, True) for name in ("gpt2", "gptj", "mistral", "olmo2")), ("gemma2", False)],
     indirect=["decoder"],
 )
 def test_decoding_token_by_token_gives_the_logits_of_the_whole(
@@ -93,8 +93,9 @@ def test_decoding_token_by_token_gives_the_logits_of_the_whole(
     lengths = prompt["attention_mask"].sum(axis=1)
     follows = np.random.default_rng(2).integers(2, 61, (3, 5))
     step = jax.jit(module.decode_step, static_argnums=0)
+    prefill = jax.jit(partial(module.prefill, config, num_beams=1, max_length=6))
 
-    cache = module.prefill(config, params, *prompt.values(), num_beams=1, max_length=6)
+    cache = prefill(params, *prompt.values())
     tokens, found = cache.source.last_token[:, None], []
     for position in range(6):
         logits, cache = step(config, params, cache, tokens, position)
@@ -109,7 +110,7 @@ def test_decoding_token_by_token_gives_the_logits_of_the_whole(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["gptj", "llama3", "mixtral"], indirect=True)
+@pytest.mark.parametrize("decoder", ["gptj", "mixtral"], indirect=True)
 def test_decoding_reads_kernels_in_the_products_dtype_and_gives_the_same(decoder, padded_batch):
     module, _, params = decoder
     config = decoder.config.updated({"dtype": "bfloat16"})
@@ -132,7 +133,7 @@ def test_decoding_reads_kernels_in_the_products_dtype_and_gives_the_same(decoder
     assert all("norm" in name or name.endswith("lm_head_bias") for name in names)
 
 
-@by_parts
+@pytest.mark.parametrize("decoder", ["gpt_oss", "deepseek_v3"], indirect=True)
 def test_a_row_of_padding_alone_never_gives_nan(decoder, padded_batch):
     """Engine case 43: the loss is never NaN."""
     ids, mask = padded_batch["input_ids"], padded_batch["attention_mask"].copy()
@@ -186,25 +187,6 @@ def test_dropout_belongs_to_the_example_and_its_key(decoder, padded_batch):
     equal = logits_of(decoder, np.repeat(ids[:1], 3, axis=0), rngs=keys(0, 3))
     assert np.abs(equal[0] - equal[1]).max() > 0.1
     assert np.abs(first - logits_of(decoder, ids)).max() > 0.1
-
-
-@pytest.mark.slow
-@with_dropout
-@pytest.mark.parametrize("remat", ["full", "dots"])
-def test_recomputing_layers_changes_no_gradient(decoder, padded_batch, remat):
-    def gradient(config: Any) -> Any:
-        def loss(params: Any) -> jax.Array:
-            logits = decoder.module.apply(
-                config, params, padded_batch["input_ids"], rngs=keys(0, 3)
-            )
-            return jnp.mean(jnp.square(logits))
-
-        return jax.jit(jax.grad(loss))(decoder.params)
-
-    expected = gradient(decoder.config)
-    found = gradient(decoder.config.updated({"remat": remat}))
-
-    jax.tree.map(assert_near, found, expected)
 
 
 @pytest.mark.parametrize("decoder", ["gpt2", "gemma2", "mixtral"], indirect=True)

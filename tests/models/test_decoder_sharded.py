@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -23,7 +20,6 @@ SPLIT_DIM = {
     "kv": 3, "kv_bias": 2, "out": 1, "wi": 3, "wi_bias": 2, "wo": 1, "q_up": 2, "kv_up": 2,
 }  # fmt: skip
 EXPERT_DIM = {"wi": 4, "wo": 2}
-SIZES = {"vocab_size": 64, "num_attention_heads": 8, "hidden_size": 32}
 
 
 def split(mesh: jax.sharding.Mesh, params: Any) -> Any:
@@ -56,20 +52,10 @@ def eight_heads(case: Any) -> Any:
 @pytest.mark.parametrize(
     ("decoder", "num_shards"),
     [
-        ("gpt2", 4),
         ("gptj", 8),
-        ("llama3", 4),
         ("qwen2", 8),
-        ("qwen3", 4),
-        ("qwen3_moe", 4),
         ("olmo2-grouped", 4),
-        ("smollm3", 4),
-        ("gemma3_text", 4),
-        ("gemma2", 4),
-        ("mixtral", 4),
         ("gpt_oss", 4),
-        ("deepseek_v3", 4),
-        ("deepseek_v3-yarn", 2),
     ],
     indirect=["decoder"],
 )
@@ -93,9 +79,10 @@ def test_a_model_split_over_devices_is_the_same_model(decoder, num_shards):
 
 @pytest.mark.parametrize(
     ("decoder", "num_beams"),
-    [("llama3", 3), ("gptj", 1), ("mixtral", 1), ("deepseek_v3", 3)],
+    [("llama3", 3), ("deepseek_v3", 1)],
     indirect=["decoder"],
 )
+@pytest.mark.covers("one device", family="decoder", mesh="model")
 def test_generation_of_a_split_model_gives_the_same_tokens(decoder, num_beams):
     case = eight_heads(decoder)
     ids = np.random.default_rng(0).integers(2, 64, (4, 6))
@@ -111,35 +98,3 @@ def test_generation_of_a_split_model_gives_the_same_tokens(decoder, num_beams):
 
     expected = jax.jit(search)(case.params, ids, mask)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
-
-
-def layer_reductions(hlo: str, shape: str) -> Counter[str]:
-    """Count the collectives of activations of that shape in loop bodies, by kind."""
-    found: Counter[str] = Counter()
-    pattern = r"= \S*?" + re.escape(shape) + r"\S* (all-reduce|all-gather|reduce-scatter)\("
-    for computation in hlo.split("\n\n"):
-        if not computation.lstrip().startswith("ENTRY"):
-            found.update(re.findall(pattern, computation))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("decoder", "num_reductions"),
-    [("gpt2", 4), ("llama", 4), ("llama3", 4), ("gptj", 2)],
-    indirect=["decoder"],
-)
-def test_a_layer_costs_the_least_number_of_reductions(decoder, num_reductions):
-    """Engine case 17: two forward and two backward; one and one where both run side by side."""
-    case = eight_heads(decoder)
-    ids = np.random.default_rng(0).integers(2, 64, (8, 7))
-    mesh = mesh_of(4)
-
-    def loss(params: Any) -> jax.Array:
-        return jnp.mean(jnp.square(case.module.apply(case.config, params, ids)))
-
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        sharded = jax.device_put(case.params, split(mesh, case.params))
-        hlo = jax.jit(jax.grad(loss)).lower(sharded).compile().as_text()
-
-    width = case.config.core.width
-    assert layer_reductions(hlo, f"f32[8,7,{width}]") == {"all-reduce": num_reductions}

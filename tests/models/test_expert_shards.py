@@ -27,7 +27,7 @@ class Case:
     def __init__(self, batch: int = BATCH, length: int = LENGTH, units: int = UNITS) -> None:
         self.module = MixtureOfExperts(MixtureConfig(EXPERTS, 2, units, "silu"), WIDTH, 0.3, 0.3)
         self.x, self.cotangent = jax.random.normal(jax.random.key(0), (2, batch, length, WIDTH))
-        self.params = self.module.init(jax.random.key(1), self.x)["params"]
+        self.params = jax.jit(self.module.init)(jax.random.key(1), self.x)["params"]
 
     def run(self, params: Any, x: jax.Array) -> Any:
         def mix(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -69,9 +69,7 @@ def assert_near(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("sizes", "dims"),
     [
-        ((4, 1, 1, 2), {}),
         ((1, 2, 2, 2), {}),
-        ((1, 1, 1, 8), {"batch": 1}),
         # Few tokens, as in decoding.
         ((2, 1, 1, 4), {"length": 1}),
         # Neither rows nor tokens come out even.
@@ -79,7 +77,7 @@ def assert_near(found: Any, expected: Any) -> None:
         # Nor do units: each model shard computes all of them.
         ((2, 1, 1, 4), {"units": 10}),
     ],
-    ids=["data", "fsdp and context", "model", "few tokens", "uneven tokens", "uneven units"],
+    ids=["fsdp and context", "few tokens", "uneven tokens", "uneven units"],
 )
 def test_experts_on_several_devices_are_the_same_with_the_same_gradients(sizes, dims):
     """Engine case 12, losses and gradients on any mesh: they equal those of one device."""
@@ -93,10 +91,9 @@ def test_experts_on_several_devices_are_the_same_with_the_same_gradients(sizes, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [2, 4, 8])
-def test_a_mixture_reduces_one_activation_each_way_and_moves_no_kernel(num_shards):
+def test_a_mixture_reduces_one_activation_each_way_and_moves_no_kernel():
     """Engine case 17: over the model shards; the router's logits have a gradient to add, too."""
-    case, mesh = Case(), mesh_of(1, 1, 1, num_shards)
+    case, mesh = Case(), mesh_of(1, 1, 1, 4)
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         hlo = jax.jit(case.run).lower(*case.spread(mesh)).compile().as_text()

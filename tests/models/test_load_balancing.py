@@ -35,7 +35,7 @@ def test_a_balanced_router_costs_the_least():
 
 
 @pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)
-@pytest.mark.parametrize("row", [0, 1, 2], ids=["padded in front", "padded behind", "full"])
+@pytest.mark.parametrize("row", [0, 1], ids=["padded in front", "padded behind"])
 def test_the_loss_of_one_example_and_all_its_gradients_are_the_torch_references(
     decoder, padded_batch, torch_reference, tmp_path, row
 ):
@@ -108,11 +108,10 @@ def test_every_token_of_a_packed_row_has_the_loss_of_its_text_alone():
     # The same number again, later in the row, is another text.
     ids = np.repeat([4, 7, 4, 1, 0], [*lengths, 3])[None]
 
-    packed = jax.jit(partial(load_balancing_losses, experts_per_token=2))(
-        np.concatenate([*texts, padding], axis=2), attention_mask=ids, segment_ids=ids
-    )
+    losses = jax.jit(partial(load_balancing_losses, experts_per_token=2))
+    packed = losses(np.concatenate([*texts, padding], axis=2), attention_mask=ids, segment_ids=ids)
 
-    alone = [load_balancing_losses(text, 2) for text in texts]
+    alone = [losses(text) for text in texts]
     expected = np.concatenate([*alone, np.zeros((1, 3))], axis=1)
     # 1e-6: float32 sums in other orders.
     np.testing.assert_allclose(packed, expected, rtol=1e-6)
@@ -126,8 +125,12 @@ def test_a_row_of_padding_alone_gives_neither_nan_nor_gradient():
     nothing = jnp.zeros((1, 4), jnp.int32)
 
     for segment_ids in (None, nothing):
-        losses, pull_back = jax.vjp(
-            lambda x, ids=segment_ids: load_balancing_losses(x, 2, nothing, ids), logits
-        )
+
+        @jax.jit
+        def losses_and_gradient(x: jax.Array, ids: Any = segment_ids) -> Any:
+            losses, pull_back = jax.vjp(lambda x: load_balancing_losses(x, 2, nothing, ids), x)
+            return losses, pull_back(jnp.ones((1, 4)))[0]
+
+        losses, gradient = losses_and_gradient(logits)
         np.testing.assert_array_equal(losses, np.zeros((1, 4)))
-        np.testing.assert_array_equal(pull_back(jnp.ones((1, 4)))[0], np.zeros(logits.shape))
+        np.testing.assert_array_equal(gradient, np.zeros(logits.shape))

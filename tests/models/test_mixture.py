@@ -58,7 +58,7 @@ def test_the_chosen_experts_share_all_weight_by_their_probability():
 
 
 @pytest.mark.parametrize("favours", ROUTING.values(), ids=ROUTING)
-@pytest.mark.parametrize("num_tokens", [1, 32, 33, 300])
+@pytest.mark.parametrize("num_tokens", [1, 33, 300])
 def test_tokens_and_all_gradients_are_those_of_computing_every_expert(num_tokens, favours):
     operands = draw(num_tokens, favours)
     cotangent = np.random.default_rng(1).normal(size=(num_tokens, WIDTH)).astype(np.float32)

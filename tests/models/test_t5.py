@@ -175,30 +175,18 @@ def test_dropout_needs_one_key_per_example(config, params, batch):
 
 @pytest.mark.slow
 @gated
-@pytest.mark.parametrize("remat", ["full", "dots"])
-def test_recomputing_layers_changes_no_gradient(config, params, batch, remat):
-    recomputing = config.updated({"remat": remat})
-
-    expected = loss_and_gradients(params, config, batch, keys(0, 3))
-    found = loss_and_gradients(params, recomputing, batch, keys(0, 3))
-
-    jax.tree.map(lambda one, other: assert_near(one, np.asarray(other), 1e-5), found, expected)
-
-
-@pytest.mark.slow
-@gated
 def test_bfloat16_is_for_products_and_parameters_stay_float32(config, params, batch):
     narrow = config.updated({"dtype": "bfloat16"})
     inputs = (batch["input_ids"], batch["attention_mask"])
 
     encoded = jax.eval_shape(lambda: t5.encode(narrow, params, *inputs))
-    loss, gradients = loss_and_gradients(params, narrow, batch)
+    _, gradients = jax.eval_shape(lambda: loss_and_gradients(params, narrow, batch))
 
     assert encoded.dtype == jnp.bfloat16
     for tree in (t5.abstract_params(narrow), gradients):
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tree))
     # bfloat16 keeps 8 bits: 0.4% a product.
-    expected, _ = loss_and_gradients(params, config, batch)
+    loss, expected = (mean_loss(params, one, batch) for one in (narrow, config))
     np.testing.assert_allclose(loss, expected, rtol=0.02)
 
 
@@ -228,8 +216,15 @@ def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(
         params = t5.decoding_params(config, params)
         assert isinstance(params["decoder"]["layers"], tuple)
     ids, mask, targets = (batch[name] for name in MODEL_INPUTS)
-    encoded = t5.encode(config, params, ids, mask)
-    cache = t5.init_cache(config, params, encoded, mask, num_beams=1, max_length=targets.shape[1])
+
+    @jax.jit
+    def fresh_cache(params: Any) -> Any:
+        encoded = t5.encode(config, params, ids, mask)
+        return t5.init_cache(
+            config, params, encoded, mask, num_beams=1, max_length=targets.shape[1]
+        )
+
+    cache = fresh_cache(params)
     step = jax.jit(t5.decode_step, static_argnums=0)
 
     for position in range(targets.shape[1]):

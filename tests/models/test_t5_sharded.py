@@ -32,34 +32,6 @@ def two_rules(mesh: jax.sharding.Mesh, params: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "num_shards"),
-    [("v1.1", 1), ("v1.1", 2), ("v1.1", 4), ("v1.1", 8), ("v1.0", 8)],
-    indirect=["config"],
-)
-@pytest.mark.covers("one device", family="t5", mesh="model")
-def test_a_model_split_over_devices_is_the_same_model(config, make_params, make_batch, num_shards):
-    config = config.updated({"num_heads": 8, "vocab_size": 64})
-    params = make_params(config)
-    batch = make_batch((11, 4, 7, 9, 2, 3, 5, 8), (6, 9, 3, 1, 2, 4, 5, 8))
-    inputs = [batch[name] for name in ("input_ids", "attention_mask", "decoder_input_ids")]
-    apply = jax.jit(partial(t5.apply, config))
-    mesh = jax.make_mesh(
-        (8 // num_shards, num_shards), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-    )
-
-    sharded = jax.device_put(params, two_rules(mesh, params))
-    spread = jax.device_put(inputs, NamedSharding(mesh, PartitionSpec("data")))
-    keys = jax.random.split(jax.random.key(0), 8)
-
-    found = apply(sharded, *spread, rngs=keys)
-
-    expected = np.asarray(apply(params, *inputs, rngs=keys))
-    scale = np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("config", ["v1.1"], indirect=True)
 def test_beam_search_of_a_split_model_gives_the_same_tokens(config, make_params, make_batch):
     config = config.updated({"num_heads": 8, "vocab_size": 64})

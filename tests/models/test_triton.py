@@ -60,8 +60,6 @@ def with_gradients(
 
 FORMS = {
     "packed, causal, grouped queries": (config_of(4, 2), PACKED, None),
-    "packed, bidirectional, padded": (config_of(2, 2, is_causal=False), PADDED, None),
-    "nothing hidden": (config_of(2, 1, is_causal=False), (), None),
     "window, soft cap": (config_of(2, 1, cap=2.0), (), 20),
     "packed, soft cap, window known when it runs": (
         config_of(2, 1, cap=2.0), PACKED, jnp.array(40)
@@ -88,9 +86,9 @@ def test_results_and_gradients_are_those_of_formed_scores(config, biases, window
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("blocks", [BlockSizes(64, 16, 16, 32), BlockSizes(16, 64, 32, 16)])
-def test_results_do_not_depend_on_the_blocks(blocks):
+def test_results_do_not_depend_on_the_blocks():
     """Each side of a pass has blocks of its own, and each pass is filled up to all of them."""
+    blocks = BlockSizes(64, 16, 32, 16)
     config, biases, window = FORMS["packed, soft cap, window known when it runs"]
 
     found = with_gradients(partial(interpreted, blocks=blocks), config, biases, window, LENGTH)
@@ -112,7 +110,8 @@ def test_blocks_of_other_documents_are_not_read(is_causal):
     def attended(*heads: jax.Array) -> jax.Array:
         return interpreted(config, *heads, biases)[:, 256:512]
 
-    for run in (attended, jax.grad(lambda *heads: jnp.sum(attended(*heads)), argnums=(0, 1, 2))):
+    gradients = jax.grad(lambda *heads: jnp.sum(attended(*heads)), argnums=(0, 1, 2))
+    for run in (jax.jit(attended), jax.jit(gradients)):
         found, expected = jax.tree.leaves(run(*broken)), jax.tree.leaves(run(*heads))
         for one, other in zip(found, expected, strict=True):
             ours = slice(256, 512) if one.shape[1] == 768 else slice(None)
@@ -123,9 +122,10 @@ def test_a_query_that_sees_no_key_gives_0():
     config, heads = config_of(1, 1, is_causal=False), [draw(1, 20, 1, HEAD_DIM)] * 3
     biases = (SameDocument(jnp.asarray([[1] * 5 + [2] * 15]), jnp.asarray([[2] * 20])),)
 
-    found, gradients = jax.value_and_grad(
-        lambda *heads: jnp.sum(interpreted(config, *heads, biases)[:, :5]), argnums=(0, 1, 2)
-    )(*heads)
+    def total(*heads: jax.Array) -> jax.Array:
+        return jnp.sum(interpreted(config, *heads, biases)[:, :5])
+
+    found, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(*heads)
 
     assert found == 0
     assert all(jnp.all(gradient == 0) for gradient in gradients)
