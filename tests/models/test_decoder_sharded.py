@@ -54,7 +54,12 @@ def eight_heads(case: Any) -> Any:
     [
         ("gptj", 8),
         ("qwen2", 8),
+        ("qwen3", 4),
+        ("qwen3_moe", 4),
         ("olmo2-grouped", 4),
+        ("smollm3", 4),
+        ("gemma3_text", 4),
+        ("gemma2", 4),
         ("gpt_oss", 4),
     ],
     indirect=["decoder"],

@@ -39,7 +39,6 @@ def assert_near(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("encoder", ["bert"], indirect=True)
 @pytest.mark.covers("one device", family="encoder", mesh="model")
 def test_an_encoder_split_over_devices_is_the_same_model(encoder):
     case = encoder.changed(vocab_size=64)

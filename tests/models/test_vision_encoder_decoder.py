@@ -1,4 +1,4 @@
-"""An encoder of images with a decoder of texts against transformers on torch."""
+"""An encoder of images with a decoder of texts against transformers on torch, and over devices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from redco_flow import Deployer
 from redco_flow.models.generation.generate import generate
 from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
 
@@ -104,3 +105,30 @@ def test_a_parts_config_is_changed_by_its_own_keys(captioner):
         captioner.config.updated({"decoder": {"n_layers": 1}})
     with pytest.raises(ValueError, match=r"eos_token_id is 61; it must be in \[0, 61\)"):
         captioner.config.updated({"eos_token_id": 61})
+
+
+@one
+@pytest.mark.covers("one device", family="captioner", mesh="model")
+@pytest.mark.slow
+def test_a_captioner_split_over_devices_is_the_same_model(captioner, images, targets):
+    """Engine case 12: cross-attention's heads too; within 1e-5 of the largest logit, float32."""
+    images, targets, mask = (np.concatenate([x, x[:1]]) for x in (images, targets, MASK))
+    case = captioner.changed(decoder={"vocab_size": 62})
+    apply = partial(case.module.apply, case.config)
+    deployer = Deployer(2, devices=jax.devices()[:4], matmul_precision="highest")
+    rules = deployer.get_sharding_rules(case.params, apply, images, mask, targets)
+
+    found = deployer.jit(apply)(
+        deployer.shard_params(case.params, rules),
+        *map(deployer.put_rows, (images, mask, targets)),
+    )
+
+    assert_near(found, np.asarray(jax.jit(apply)(case.params, images, mask, targets)))
+    split = {p.path: [*p.spec].index("model") for p in rules.parameters if any(p.spec)}
+    cross = {path: dim for path, dim in split.items() if "cross_attention" in path}
+    assert cross == {
+        f"decoder/layers/cross_attention/{name}": dim
+        for name, dim in (("q", 2), ("q_bias", 1), ("kv", 3), ("kv_bias", 2), ("out", 1))
+    }
+    assert split["embedding"] == 0
+    assert split["encoder/encoder/layers/attention/qkv"] == 3
