@@ -335,6 +335,8 @@ def _problem_of_targets(recipe: DeclaredRecipe) -> str | None:
         return f"has TARGETS {targets!r}; they are {CLASSES!r} or {NUMBERS!r}."
     if targets and isinstance(recipe, RowsRecipe) and recipe.target is None:
         return f"has TARGETS {targets!r} and no TARGET: say which of its COLUMNS holds them."
+    if recipe.scores_classes and isinstance(recipe, FunctionRecipe):
+        return "has SCORES_CLASSES, which is of recipes with `build`: they return `class_scores`."
     own = recipe.settings_type
     if targets == CLASSES and (own is None or CLASSES not in settings_model(own).model_fields):
         return (

@@ -36,6 +36,7 @@ from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
 _ROWS_MODULE = "redco_flow.stages.preprocess.new_rows"  # loaded by name: it is a stage's
 _ROWS_FILE = "rows.jsonl"
+_Source = tuple[Path, Path | None]
 _PIPELINE_FILE = "pipeline.yaml"
 _KEYS = (
     "text_key",
@@ -131,13 +132,13 @@ class NewFile:
 
     Args:
         pipeline: predicts their usable rows; also a file in `folder`.
-        files: the user's.
+        files: the user's, each with the folder that image files are below which its rows name.
         folder: has the pipeline and its rows.
         is_new: whether the folder was made for this object.
     """
 
     pipeline: PipelineFile
-    files: Sequence[Path]
+    files: Sequence[_Source]
     folder: Path
     rows_digest: str
     is_new: bool
@@ -164,7 +165,7 @@ class NewFile:
             for line in map(json.loads, lines):
                 found[int(line["row_id"].rpartition(":")[2])] = line
         digest, number = sha256(), 0
-        for row in (row for file in self.files for row in self._reader.read(file)):
+        for row in (row for source in self.files for row in self._reader.read(*source)):
             problem, line = row.problem, None
             if row.usable:
                 number += 1
@@ -175,7 +176,7 @@ class NewFile:
                 )
             yield {**row.fields, **_answer(line, problem)}
         if digest.hexdigest() != self.rows_digest:
-            listed = ", ".join(map(str, self.files))
+            listed = ", ".join(str(file) for file, _ in self.files)
             raise UsageError(f"{listed}: changed while the run used it. Repeat the command.")
 
 
@@ -217,7 +218,7 @@ def read_new_files(
     if Path("-") in files:
         rows = (_row_of(line.rstrip("\r\n"), reader) for line in lines)
         spool.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-        files = [spool if file == Path("-") else file for file in files]
+    sources = [(spool, Path.cwd()) if file == Path("-") else (file, None) for file in files]
     written = overridden.document.values["data"]
     if "train" in written:
         raise UsageError("data.train would change nothing: FILE names what to predict for.")
@@ -227,7 +228,7 @@ def read_new_files(
     folder.mkdir(exist_ok=True)
     growing = Path(tempfile.mkdtemp(dir=folder, prefix=".growing-"))
     try:
-        digest = _write_rows(growing / _ROWS_FILE, reader, files)
+        digest = _write_rows(growing / _ROWS_FILE, reader, sources)
         place = folder / digest_json([values, digest])[:SHORT_DIGITS]
         values["data"]["train"] = escape(str(place / _ROWS_FILE))
         write_text(growing / _PIPELINE_FILE, write_yaml(values))
@@ -240,7 +241,7 @@ def read_new_files(
         shutil.rmtree(growing, ignore_errors=True)
     document = Document(values, overridden.document.origins)
     pipeline = PipelineFile(place / _PIPELINE_FILE, document, ())
-    return NewFile(pipeline, files, place, digest, is_new, reader)
+    return NewFile(pipeline, sources, place, digest, is_new, reader)
 
 
 _OF_NEW_ROWS = {"validation_fraction": 0.0, "on_bad_row": "skip"}
@@ -273,7 +274,7 @@ def _document(record: _Record, checkpoint: Artifact) -> Document:
         "stages": {
             "preprocess": reader.preprocess | taken,
             "predict": {
-                **(reader.predict | (record.predict if _generates(reader) else {})),
+                **(reader.predict | (record.predict if reader.makes_texts else {})),
                 "checkpoint": checkpoint.id,
                 "split": "train",
             },
@@ -286,23 +287,21 @@ def _document(record: _Record, checkpoint: Artifact) -> Document:
 _NAME_LENGTH = 56
 
 
-def _generates(reader: Any) -> bool:
-    return "max_target_length" in reader.predict
-
-
 def _write_images(folder: Path, images: Mapping[str, bytes]) -> None:
     for name, content in images.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
 
 
-def _write_rows(path: Path, reader: Any, files: Sequence[Path]) -> str:
+def _write_rows(path: Path, reader: Any, sources: Sequence[_Source]) -> str:
     """Write the usable rows; return their digest."""
     digest, problem = sha256(), ""
+    left_out = () if reader.predict.get("probabilities") else ("probabilities",)
+    written = [name for name in ANSWER_COLUMNS if name not in left_out]
     with path.open("w", encoding="utf-8") as rows:
-        for file in files:
-            for row in reader.read(file):
-                if taken := [name for name in ANSWER_COLUMNS if name in row.fields]:
+        for file, image_folder in sources:
+            for row in reader.read(file, image_folder):
+                if taken := [name for name in written if name in row.fields]:
                     raise UsageError(f"{file}: has a column '{taken[0]}' already; rename it.")
                 problem = problem or row.problem
                 if row.usable:
@@ -311,6 +310,6 @@ def _write_rows(path: Path, reader: Any, files: Sequence[Path]) -> str:
                     digest.update(line.encode())
                     _write_images(path.parent, row.images)
         if not rows.tell():
-            listed = ", ".join(map(str, files))
+            listed = ", ".join(str(file) for file, _ in sources)
             raise UsageError(f"{listed}: no row can be predicted; the first: {problem}.")
     return digest.hexdigest()

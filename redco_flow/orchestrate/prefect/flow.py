@@ -141,7 +141,7 @@ class FlowThread:
             # A database may be locked for a moment. A flow that decides delays the stages.
             num_retries = 1 if self.decides else _NUM_RETRIES
             with report.impatient_client(num_retries=num_retries) as client:
-                parent = place_in_sweep(context.run, client, api)
+                parent = place_in_sweep(context.run, client, api, tags)
                 flow_run = report.create_flow_run(
                     flow, context.run, client, tags=tags, parent_task_run_id=parent
                 )

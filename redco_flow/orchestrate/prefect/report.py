@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 SCHEDULE_VARIABLE = "REDCO_FLOW_SCHEDULE"
 """Of the environment: the name of the schedule whose firing started this process."""
 
+ENDING = threading.Lock()
+"""Held while a flow run that a dead process has left is ended, or taken over."""
+
 _SECONDS_TO_ANSWER = 10.0
 _ENDS_WORST_FIRST = ("failed", "cancelled", "completed", "stopped_early")
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -174,7 +177,12 @@ def finish_left_over(api: PrefectApi, resumed: RunDirectory | None = None) -> No
         if not ProcessIdentity.from_json(record["process"]).is_alive():
             run = _directory_of(record)
             is_resumed = resumed is not None and run.path == resumed.path
-            if not OpenFlowRun(path, run).finish(is_resumed=is_resumed):
+            with ENDING:
+                # A process that has taken a sweep over continues its flow run.
+                if find_record(path, OpenRecord) != record:
+                    continue
+                is_finished = OpenFlowRun(path, run).finish(is_resumed=is_resumed)
+            if not is_finished:
                 return  # a server that does not answer for one is not asked about the others
 
 
@@ -266,8 +274,8 @@ def state_left_by(run: RunDirectory | SweepDirectory) -> State[Any]:
     }
     try:
         state, message = _end_of(run)
-    except DamagedRecord as damage:
-        return Crashed(message=str(damage))
+    except (DamagedRecord, FileNotFoundError) as error:
+        return Crashed(message=f"its records are gone or damaged: {error}")
     if state in kinds:
         return kinds[state](message=message)
     return Crashed(message=f"its launcher died; `redco-flow resume {run.id}` continues it.")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy
 from redco_flow.orchestrate.prefect.report import (
+    ENDING,
     OpenFlowRun,
     common_tags,
     watch_for_cancelling,
@@ -33,15 +34,19 @@ _driven: dict[Path, SweepPage] = {}
 
 
 class SweepPage:
-    """The flow run of a sweep that this process drives; one that no point has needed is none.
+    """The flow run of a sweep that this process drives, from its first point's flow run on.
 
     Args:
         on_cancel: is called with a reason when the flow run is cancelled on its page.
+
+    Attributes:
+        reason: of that, for people.
     """
 
     def __init__(self, sweep: SweepDirectory, on_cancel: Callable[[str], None]) -> None:
         self._sweep = sweep
         self._on_cancel = on_cancel
+        self.reason = ""
         self._id: UUID | None = None
         self._open: OpenFlowRun | None = None
         self._api: PrefectApi | None = None
@@ -55,17 +60,29 @@ class SweepPage:
         del _driven[self._sweep.path]
 
     def find_or_create(
-        self, point: RunDirectory, client: SyncPrefectClient, api: PrefectApi
+        self, point: RunDirectory, client: SyncPrefectClient, api: PrefectApi, tags: Sequence[str]
     ) -> UUID:
         """Return the id of the sweep's flow run, which runs from now on."""
-        if self._id is None:
-            found = _find(self._sweep, client)
-            self._id = found.id if found is not None else self._create(point, client)
-            client.set_flow_run_state(self._id, _running(), force=True)
-            self._open = OpenFlowRun.note(str(self._id), self._sweep, api)
-            self._api = api
-            self._watching = watch_for_cancelling(self._id, self._on_cancel)
-        return self._id
+        if self._id is not None:
+            return self._id
+        found = _find(self._sweep, client)
+        id_ = found.id if found is not None else self._create(point, client, tags)
+        with ENDING:  # not while another thread ends what the process before has left
+            self._open = OpenFlowRun.note(str(id_), self._sweep, api)
+            client.set_flow_run_state(id_, _running(), force=True)
+        self._api = api
+        self._watching = watch_for_cancelling(id_, self._cancel)
+        self._id = id_  # the next point tries again where an error came before
+        return id_
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled on its page."""
+        return bool(self.reason)
+
+    def _cancel(self, reason: str) -> None:
+        self.reason = reason
+        self._on_cancel(reason)
 
     def close(self, seconds: float) -> None:
         """Send the sweep's end; where no server takes it, the next run does that.
@@ -83,7 +100,7 @@ class SweepPage:
             time.sleep(_SECONDS_BETWEEN_TRIES)
         self._open.give_up()
 
-    def _create(self, point: RunDirectory, client: SyncPrefectClient) -> UUID:
+    def _create(self, point: RunDirectory, client: SyncPrefectClient, tags: Sequence[str]) -> UUID:
         from prefect import Flow
         from prefect.states import Pending
 
@@ -98,7 +115,7 @@ class SweepPage:
             Flow(_run_sweep, name=f"{given['name']}: sweep"),
             parameters=parameters,
             name=self._sweep.id,
-            tags=common_tags(point),
+            tags=[*common_tags(point), *tags],
             state=Pending(),
         )
         return flow_run.id
@@ -121,11 +138,16 @@ def _find(sweep: SweepDirectory, client: SyncPrefectClient) -> FlowRun | None:
     return next(iter(client.read_flow_runs(flow_run_filter=named, limit=1)), None)
 
 
-def place_in_sweep(point: RunDirectory, client: SyncPrefectClient, api: PrefectApi) -> UUID | None:
+def place_in_sweep(
+    point: RunDirectory, client: SyncPrefectClient, api: PrefectApi, tags: Sequence[str]
+) -> UUID | None:
     """Return the task run in the sweep's flow run whose subflow run a point's flow run becomes.
 
     None for a run of no sweep, and for a point that is driven alone where the sweep has no flow
     run. Prefect's server gives the task run the states of its subflow run.
+
+    Args:
+        tags: the pipeline's own.
 
     Raises:
         Exception: any that Prefect's client raises when the API rejects it or does not answer.
@@ -138,7 +160,7 @@ def place_in_sweep(point: RunDirectory, client: SyncPrefectClient, api: PrefectA
     with _MUTEX:
         page = _driven.get(sweep.path)
         if page is not None:
-            parent = page.find_or_create(point, client, api)
+            parent = page.find_or_create(point, client, api, tags)
         elif (found := _find(sweep, client)) is not None:
             parent = found.id
         else:

@@ -187,11 +187,16 @@ def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
     left = [run for run in sweep.runs if not has_ended(run)]
     if not left:
         raise UsageError(f"sweep {sweep.id} has ended already.")
-    write_json(sweep.cancel_path, {"time": utc_now(), "reason": reason})
+    request_cancel(sweep, reason)
     while find_holder(sweep) is not None:
         time.sleep(_POLL_SECONDS)
     # The last first: of points that wait for others, none begins meanwhile.
     cancel_runs(reversed(left), reason)
+
+
+def request_cancel(sweep: SweepDirectory, reason: str) -> None:
+    """Ask the process that drives a sweep to start no further run."""
+    write_json(sweep.cancel_path, {"time": utc_now(), "reason": reason})
 
 
 def _refuse_if_driven(sweep: SweepDirectory) -> None:

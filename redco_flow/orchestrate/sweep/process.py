@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.launch.executor import CallJob, reattach
 from redco_flow.orchestrate.prefect.sweep_page import SweepPage
 from redco_flow.orchestrate.run.ahead import SweepQueue
-from redco_flow.orchestrate.run.cancel import has_ended
+from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended
 from redco_flow.orchestrate.run.driver import Driver, open_session
 from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.run.orchestrator import run_and_exit
@@ -33,7 +33,7 @@ from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.orchestrate.run.stopping import Log, StopRequest
-from redco_flow.orchestrate.sweep.control import cancel_sweep
+from redco_flow.orchestrate.sweep.control import request_cancel
 from redco_flow.orchestrate.sweep.early_stopping import EarlyStopping
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
@@ -62,14 +62,17 @@ def main(arguments: Sequence[str]) -> int:
             return error.exit_code
         finally:
             driver.wait()
+            if page.is_cancelled:  # the points that had not started, and their jobs in the queue
+                cancel_runs(reversed(sweep.runs), page.reason)
             page.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
     return 0
 
 
 def _cancel(sweep: SweepDirectory, reason: str) -> None:
-    """End the sweep as `redco-flow cancel` does, from a thread of its own process."""
-    with suppress(UsageError):  # all its runs have ended
-        cancel_sweep(sweep, reason)
+    request_cancel(sweep, reason)
+    for run in sweep.runs:
+        if not has_ended(run):
+            run.request_cancel(reason)
 
 
 def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:

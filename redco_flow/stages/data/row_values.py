@@ -26,10 +26,19 @@ from redco_flow.stages.data.image_files import (
 )
 from redco_flow.tracking.dataset_rows import ARRAY, IMAGE, decode_row
 
-__all__ = ["BadValue", "MissingPillow", "as_json_value", "pack_row", "unpack_row"]
+__all__ = [
+    "AS_TEXT",
+    "BadValue",
+    "MissingPillow",
+    "as_json_value",
+    "file_of_image",
+    "pack_row",
+    "unpack_row",
+]
 
 _PLAIN = (str, bytes, bool, int, float, type(None))
-_AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
+AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
+"""Types of values that become text."""
 
 
 class BadValue(UnusableRow):
@@ -82,10 +91,10 @@ def _packed(value: Any, key: str, image_folders: Sequence[Path] | None) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         parts = (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
         return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(parts))
-    if isinstance(value, _AS_TEXT):
+    if isinstance(value, AS_TEXT):
         return str(value)
     if type(value).__module__.startswith("PIL."):
-        return msgspec.msgpack.Ext(IMAGE, _file_of(value))
+        return msgspec.msgpack.Ext(IMAGE, file_of_image(value))
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise BadValue(f"field '{key}' cannot be stored", f"it is a {kind}")
 
@@ -110,7 +119,8 @@ def _image_bytes(value: Mapping[str, Any], key: str, image_folders: Sequence[Pat
     return content
 
 
-def _file_of(image: Any) -> bytes:
+def file_of_image(image: Any) -> bytes:
+    """Return a Pillow image as the content of a PNG file."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

@@ -163,28 +163,44 @@ def _texts_by_row(recipe: Recipe, config: Config, token_ids: Any) -> list[list[s
 
 
 ClassProbabilities = dict[str, float]
+PredFn = Callable[[Any, Batch, Any], Any]
 
 
 def _with_probabilities(
-    recipe: Recipe, output_fn: OutputFn
-) -> tuple[Callable[[Any, Batch, Any], Any], OutputFn]:
-    """Return a pred_fn and an output_fn that give pairs: output, probabilities of the classes."""
-    scores_of, classes = recipe.class_scores, recipe.model["settings"][CLASSES]
-    assert scores_of is not None, f"{recipe.model}: SCORES_CLASSES without class_scores"
+    recipe: Recipe, pred_fn: PredFn, output_fn: OutputFn
+) -> tuple[PredFn, OutputFn]:
+    """Return a pred_fn and an output_fn that give pairs: output, probabilities of the classes.
 
-    def pred_fn(params: Any, batch: Batch, rngs: Any) -> dict[str, jax.Array]:
+    Raises:
+        CannotPredict: the recipe does not give them.
+    """
+    scores_of = recipe.class_scores
+    classes = [str(name) for name in recipe.model.get("settings", {}).get(CLASSES) or ()]
+    if scores_of is None or not classes:
+        raise CannotPredict(
+            "the recipe says SCORES_CLASSES, and what its `build` returns has no `class_scores`, "
+            "or its settings no classes: leave out `probabilities`, or give it both."
+        )
+    if len({*classes}) < len(classes):
+        raise CannotPredict(
+            f"classes have equal names ({', '.join(classes)}): leave out `probabilities`."
+        )
+
+    def with_scores(params: Any, batch: Batch, rngs: Any) -> dict[str, Any]:
         scores = scores_of(params, batch, rngs).astype(jnp.float32)
-        likeliest = jnp.argmax(scores, axis=-1)
-        return {"likeliest": likeliest, "probabilities": jax.nn.softmax(scores, axis=-1)}
+        return {
+            "output": pred_fn(params, batch, rngs),
+            "probabilities": jax.nn.softmax(scores, axis=-1),
+        }
 
     def outputs(found: Mapping[str, Any]) -> list[tuple[Any, ClassProbabilities]]:
         of_rows = (
-            {str(name): float(f"{one:.6g}") for name, one in zip(classes, row, strict=True)}
+            {name: float(f"{one:.6g}") for name, one in zip(classes, row, strict=True)}
             for row in np.asarray(found["probabilities"])
         )
-        return list(zip(output_fn(found["likeliest"]), of_rows, strict=True))
+        return list(zip(output_fn(found["output"]), of_rows, strict=True))
 
-    return pred_fn, outputs
+    return with_scores, outputs
 
 
 class _Prediction:
@@ -354,7 +370,7 @@ class _Prediction:
         """Return each example's output, and the probabilities of its classes or None."""
         pred_fn = recipe.make_pred_fn(generation)
         if self._config.probabilities:
-            pred_fn, output_fn = _with_probabilities(recipe, output_fn)
+            pred_fn, output_fn = _with_probabilities(recipe, pred_fn, output_fn)
         predictor = Predictor(
             self._deployer,
             collate_fn=recipe.collate_for_prediction,

@@ -35,22 +35,34 @@ def copied_images(
     Raises:
         UnusableRow: an image file cannot be read.
     """
-    copied, contents = dict(fields), {}
-    for key, value in fields.items():
-        is_path = key == column and isinstance(value, str)
-        if not is_path and not is_image(value):
-            continue
-        path, content = (value, None) if is_path else (value["path"], value["bytes"])
+    contents: dict[str, bytes] = {}
+
+    def copied(value: Any, key: str) -> Any:
+        if key == column and isinstance(value, str):
+            value = {"bytes": None, "path": value}
+        if is_image(value):
+            content = _content(value, key, folder)
+            name = f"{_FOLDER}/{sha256(content).hexdigest()[:_NUM_DIGITS]}{_ending(value['path'])}"
+            contents[name] = content
+            return {"bytes": None, "path": name}
+        if isinstance(value, Mapping):
+            return {name: copied(one, "") for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [copied(one, "") for one in value]
+        return value
+
+    return {key: copied(value, key) for key, value in fields.items()}, contents
+
+
+def _content(image: Mapping[str, Any], key: str, folder: Path | None) -> bytes:
+    content, path = image["bytes"], image["path"]
+    try:
         if content is None:
-            try:
-                content = read_image_file(str(path), None if folder is None else [folder])
-            except BadImage as error:
-                reason = f"field '{key}' is no image that can be read"
-                raise UnusableRow(reason, f"{path}: {error}") from error
-        name = f"{_FOLDER}/{sha256(content).hexdigest()[:_NUM_DIGITS]}{_ending(path)}"
-        contents[name] = bytes(content)
-        copied[key] = {"bytes": None, "path": name}
-    return copied, contents
+            return read_image_file(str(path), None if folder is None else [folder])
+        return bytes(memoryview(content))
+    except (BadImage, TypeError) as error:
+        reason = f"field '{key}' is no image that can be read"
+        raise UnusableRow(reason, f"{path}: {error}") from error
 
 
 def _ending(path: Any) -> str:

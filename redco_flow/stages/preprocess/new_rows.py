@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from redco_flow.errors import UnusableRow, UsageError
 from redco_flow.recipes.declared import DeclaredRecipe, RowsRecipe, TextRecipe
 from redco_flow.recipes.find import find_recipe
@@ -24,7 +26,7 @@ from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.data.csv_rows import Dialect
 from redco_flow.stages.data.image_folder import ENDINGS
 from redco_flow.stages.data.row_files import DIALECTS, ending_of, read_file
-from redco_flow.stages.data.row_values import as_json_value
+from redco_flow.stages.data.row_values import AS_TEXT, file_of_image
 from redco_flow.stages.data.rows import BadRow, delimiter_hint, problem_of_field, problem_of_text
 from redco_flow.stages.preprocess.heads import chat_columns, text_keys
 from redco_flow.stages.preprocess.new_images import copied_images, is_image
@@ -61,8 +63,11 @@ class NewRows:
         needed: the columns that each row must have.
         data: keys of the pipeline's data section for the usable rows.
         preprocess, predict: keys of the stages.
+        makes_texts: whether predicting generates texts.
         has_tokenizer: whether the checkpoint has one, which preprocessing then takes.
-        image_column: a column that may name an image file; None: of a recipe without images.
+        image: the recipe's and the data's name of the column that may name an image file; None
+            of a recipe without images.
+        renaming: for each needed column the setting that gives it another name.
     """
 
     needed: tuple[str, ...]
@@ -72,27 +77,32 @@ class NewRows:
     _dialect: Dialect
     _usable: Callable[[Fields], Fields]
     _value_of_text: Callable[[str], Any] = str
+    makes_texts: bool = False
     has_tokenizer: bool = True
-    image_column: str | None = None
+    image: tuple[str, str] | None = None
+    renaming: Mapping[str, str] = field(default_factory=dict)
 
     def row_of_text(self, text: str) -> dict[str, Any]:
-        """Return the row with a line of plain text as its input.
+        """Return the row with a line of plain text as its input, or with the path of an image.
 
         Raises:
-            UsageError: the recipe reads several columns, or an image.
+            UsageError: the recipe takes rows as they are.
         """
-        if not self.has_tokenizer or self.image_column or not self.needed:
-            raise UsageError("standard input: a plain text is not what the checkpoint reads.")
+        if not self.needed:
+            raise UsageError("standard input: the checkpoint's recipe takes rows: give JSON lines.")
         return {self.needed[0]: self._value_of_text(text)}
 
-    def read(self, path: Path) -> Iterator[NewRow]:
+    def read(self, path: Path, image_folder: Path | None = None) -> Iterator[NewRow]:
         """Yield a file's rows, in order.
+
+        Args:
+            image_folder: where image files that rows name may be; None: the file's own.
 
         Raises:
             UsageError: the file cannot be read, has no rows, or no row has the needed columns.
         """
-        if self.image_column and path.suffix.lower() in ENDINGS:
-            yield self._row({self.image_column: str(path)}, None)
+        if self.image is not None and path.suffix.lower() in ENDINGS:
+            yield self._row({self.image[1]: str(path)}, None)
             return
         found: dict[str, None] = {}
         num_rows, fits = 0, False
@@ -105,7 +115,7 @@ class NewRows:
                     continue
                 found |= dict.fromkeys(map(str, row.fields))
                 fits = fits or all(key in row.fields for key in self.needed)
-                yield self._row(row.fields, path.parent)
+                yield self._row(row.fields, image_folder or path.parent)
         except FileNotFoundError as error:
             raise UsageError(f"{path}: there is no such file.") from error
         except (ValueError, OSError) as error:
@@ -120,22 +130,21 @@ class NewRows:
         """Return a row; the image files that it names are below `folder`, or None: anywhere."""
         shown = {key: value["path"] if is_image(value) else value for key, value in fields.items()}
         try:
-            usable, images = copied_images(fields, self.image_column, folder)
-            return NewRow(shown, json.dumps(self._usable(usable), default=str), images=images)
+            column = self.image[0] if self.image is not None else None
+            usable, images = copied_images(self._usable(fields), column, folder)
+            return NewRow(shown, json.dumps(usable, default=_json_value), images=images)
         except UnusableRow as error:
             return NewRow(shown, problem=f"{error.reason}: {error.detail}".removesuffix(": "))
 
-    @property
-    def _renaming(self) -> str:
-        return "data.source_key=COLUMN" if self.data else f"data.columns.{self.needed[0]}=COLUMN"
-
     def _misfit(self, path: Path, found: Sequence[str]) -> str:
+        missing = next(key for key in self.needed if key not in found)
+        renaming = self.renaming.get(missing, "data.source_key")
         more = ", …" if len(found) > _SHOWN_COLUMNS else ""
         hint = delimiter_hint(found[0]) if len(found) == 1 else ""
         return (
             f"{path}: the checkpoint reads the column{'s' * (len(self.needed) > 1)} "
             f"{', '.join(self.needed)}, and the file has {', '.join(found[:_SHOWN_COLUMNS])}{more}"
-            f"{hint}. Rename the column, or name it, as {self._renaming}."
+            f"{hint}. Rename the column, or name it, as {renaming}=COLUMN."
         )
 
 
@@ -158,7 +167,10 @@ def new_rows(
     Raises:
         UsageError: rows of this recipe cannot be made without their targets.
     """
-    recipe = find_recipe(settings["recipe"])
+    try:
+        recipe = find_recipe(settings["recipe"])
+    except ValueError as error:
+        raise UsageError(f"{error}. Repeat the command in the directory of its module.") from error
     if isinstance(recipe, RowsRecipe):
         return _of_rows_recipe(recipe, settings, data, classes, dataset)
     assert isinstance(recipe, TextRecipe)
@@ -178,7 +190,9 @@ def new_rows(
         keys: dict[str, Any] = {"chat_template_kwargs": data.chat_template_kwargs}
         usable = partial(_asked, columns)
         as_value = partial(_message, columns)
-        return NewRows(needed, keys, preprocess, predict, dialect, usable, as_value)
+        return NewRows(
+            needed, keys, preprocess, predict, dialect, usable, as_value, makes_texts=True
+        )
     needed = text_keys(data, are_labelled=True)
     keys = {"source_key": needed[0], "target_key": data.target_key}
     if data.text_key is None:
@@ -188,7 +202,8 @@ def new_rows(
         preprocess = {"max_source_length": half, "truncation_side": "left"}
         predict["max_target_length"] = half
     usable = partial(_texts, needed, {data.target_key: _placeholder(recipe, classes)})
-    return NewRows(needed, keys, preprocess, predict, dialect, usable)
+    makes_texts = recipe.makes_texts
+    return NewRows(needed, keys, preprocess, predict, dialect, usable, makes_texts=makes_texts)
 
 
 def _of_rows_recipe(
@@ -206,11 +221,11 @@ def _of_rows_recipe(
         )
     inputs = [name for name in recipe.columns or () if name != recipe.target]
     renamed = {name: data.columns.get(name, name) for name in inputs} or data.columns
-    target = {}
+    target: dict[str, Any] = {}
     if recipe.target is not None:
         is_known = recipe.targets or recipe.target in recipe.text_columns
-        value = _placeholder(recipe, classes) if is_known else _first(dataset, recipe.target)
-        target = {} if value is None else {recipe.target: value}
+        found = {recipe.target: _placeholder(recipe, classes)} if is_known else {}
+        target = found or _first(dataset, recipe.target)
     predict: dict[str, Any] = {"references": False}
     if recipe.scores_classes:
         predict["probabilities"] = True
@@ -224,8 +239,10 @@ def _of_rows_recipe(
         predict=predict,
         _dialect=Dialect.of(data.csv),
         _usable=partial(_columns, renamed, target, keeps_all=not inputs),
+        makes_texts=recipe.makes_texts,
         has_tokenizer=recipe.has_tokenizer,
-        image_column=renamed[inputs[0]] if has_images else None,
+        image=(inputs[0], renamed[inputs[0]]) if has_images else None,
+        renaming={theirs: f"data.columns.{name}" for name, theirs in renamed.items()},
     )
 
 
@@ -237,10 +254,22 @@ def _placeholder(recipe: DeclaredRecipe, classes: Sequence[str | int]) -> Any:
     return 0.0 if recipe.targets == NUMBERS else classes[0]
 
 
-def _first(dataset: Path, target: str) -> Any:
+def _first(dataset: Path, target: str) -> dict[str, Any]:
     """Return the first training row's target, which an unknown recipe can read in any row."""
     rows = DatasetArtifact(dataset).split("train")
-    return as_json_value(rows[0].get(target)) if len(rows) else None
+    value = rows[0].get(target) if len(rows) else None
+    if type(value).__module__.startswith("PIL."):
+        value = {"bytes": file_of_image(value), "path": "target.png"}
+    return {} if value is None else {target: value}
+
+
+def _json_value(value: Any) -> Any:
+    """Return what JSON has of a value: of arrays lists, of dates and decimal numbers texts."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, AS_TEXT):
+        return str(value)
+    raise UnusableRow(f"a column has a value of type {type(value).__name__}", "it is not read here")
 
 
 def _columns(
