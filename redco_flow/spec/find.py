@@ -81,13 +81,16 @@ def bundled_behind(folder: Folder, given: str | Path) -> tuple[Path, Path] | Non
 
 
 def available(folder: Folder) -> list[str]:
-    """Return the names of the files of a folder's places, without suffix, sorted."""
+    """Return the names of the files of a folder's places, without suffix, sorted.
+
+    Those of its folder `sites` are `sites/NAME`.
+    """
     return sorted(
         {
-            path.stem
+            path.relative_to(directory).with_suffix("").as_posix()
             for directory in _directories(folder)
-            if directory.is_dir()
-            for path in directory.iterdir()
+            for pattern in ("*", "sites/*")
+            for path in directory.glob(pattern)
             if path.suffix in _SUFFIXES[folder] and not path.name.startswith("_")
         }
     )

@@ -205,13 +205,15 @@ def load_profile(
     problems += more + list(secret_problems(document))
     # The pipeline's own references stand for what the pipeline says, not for what stands here.
     defaults = document.section(("defaults",))
-    document, more = interpolate(document.without(("defaults",)), environ)
+    document, unreplaced = interpolate(document.without(("defaults",)), environ)
     document = document.with_part(("name",), _name_of(document, path))
-    problems += more + list(secret_problems(document))
+    problems += unreplaced + list(secret_problems(document))
     if defaults.values is not None:
         document = document.with_part(("defaults",), defaults)
     profile, more = validated_profile(document)
-    problems += more
+    # A text whose reference could not be replaced is no value yet: one problem is enough.
+    places = {(one.source, one.line, one.column) for one in unreplaced if one.line}
+    problems += [one for one in more if (one.source, one.line, one.column) not in places]
     raise_if_any(problems)
     assert profile is not None
     if defaults.values is not None:
