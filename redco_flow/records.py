@@ -300,13 +300,19 @@ def write_new_json(path: Path, value: Any) -> bool:
         OSError, ValueError, TypeError: as `write_json`.
     """
     try:
-        write_text(path, _json_text(value), place=_place_new)
+        write_text(path, _json_text(value), place=place_new)
     except FileExistsError:
         return False
     return True
 
 
-def _place_new(temporary: Path, path: Path) -> None:
+def place_new(temporary: Path, path: Path) -> None:
+    """Give a temporary file its name.
+
+    Raises:
+        FileExistsError: the name is taken; the temporary file stays.
+        OSError: names the path.
+    """
     try:
         os.link(temporary, path)
     except OSError as error:

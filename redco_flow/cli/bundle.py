@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
@@ -11,7 +12,9 @@ from redco_flow.cli.text import columns, size
 from redco_flow.errors import UsageError
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.bundles import Contents, contents_of, read_bundle, write_bundle
+from redco_flow.tracking.deletions import find_deletion
 from redco_flow.tracking.lineage import run_results
+from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_directory import find_run
 from redco_flow.tracking.workspace import Workspace
 
@@ -22,7 +25,7 @@ def register(verbs: Verbs) -> None:
     bundle.add_argument(
         "what",
         metavar="RUN|CHECKPOINT",
-        help="a run: all that it made; or a checkpoint: its id, RUN/STAGE, @ALIAS",
+        help="a run, `last`, or a checkpoint: its id, RUN/STAGE, @ALIAS",
     )
     bundle.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.tar", help="file to write"
@@ -44,42 +47,52 @@ def _bundle(options: argparse.Namespace) -> int:
     if not output.absolute().parent.is_dir():
         raise UsageError(f"-o {output}: there is no directory {output.absolute().parent}.")
     if output.exists():
-        raise UsageError(f"-o {output}: is there already; delete it, or give another name.")
+        raise UsageError(f"-o {output} exists already; delete it, or give another name.")
     workspace = Workspace(workspace_path(options).absolute())
-    artifacts = _artifacts(workspace, options.what)
-    contents = contents_of(workspace, artifacts, with_inputs=not options.without_inputs)
+    artifacts, results = _named(workspace, options.what)
+    contents = contents_of(workspace, artifacts, results, with_inputs=not options.without_inputs)
+    for stage in contents.left_out:
+        sys.stderr.write(
+            f"note: the result of stage {stage} is left out: its inputs may have been damaged\n"
+        )
     command = f"redco-flow bundle {options.what}{' --without-inputs' * options.without_inputs}"
     write_bundle(output, workspace, contents, command=command)
     _print(contents, options, output)
     return 0
 
 
-def _artifacts(workspace: Workspace, text: str) -> list[Artifact]:
+def _named(workspace: Workspace, text: str) -> tuple[list[Artifact], list[StageResult]]:
+    """Return a run's artifacts and results, or a checkpoint."""
     from redco_flow.orchestrate.checkpoints.export import find_checkpoint
     from redco_flow.tracking.aliases import is_alias
 
     store = ArtifactStore(workspace)
     if "/" in text or is_alias(text) or store.is_prefix(text):
-        return [find_checkpoint(workspace, text)]
-    run = find_run(workspace, text)
-    ids = [
-        one for result in run_results(workspace, run).values() for one in result.outputs.values()
-    ]
-    found = [store.find(one) for one in ids if store.is_whole(one)]
-    if not found:
+        return [find_checkpoint(workspace, text)], []
+    run = find_run(workspace, "@last" if text == "last" else text)
+    results = list(run_results(workspace, run).values())
+    ids = dict.fromkeys(one for result in results for one in result.outputs.values())
+    found = [artifact for one in ids if (artifact := store.find(one)) is not None]
+    if not any(find_deletion(artifact) is None for artifact in found):
         raise UsageError(
-            f"run {run.id} has no artifacts: no stage has a result, or they were deleted."
+            f"run {run.id} has no artifacts: no stage has a result, or their files were deleted."
         )
-    return [artifact for artifact in found if artifact is not None]
+    return found, results
 
 
 def _unbundle(options: argparse.Namespace) -> int:
     if not options.file.is_file():
         raise UsageError(f"{options.file}: there is no such file.")
     contents = read_bundle(options.file, Workspace.open(workspace_path(options)))
+    for stage in contents.left_out:
+        sys.stderr.write(
+            f"note: the workspace has another result of stage {stage} for the same settings, data "
+            "and code, and keeps it\n"
+        )
     _print(contents, options, options.file)
-    if not options.json:
-        print(f"next: redco-flow why {contents.artifacts[-1].short_id}")
+    if not options.json and contents.artifacts:
+        name = contents.artifacts[-1].short_id
+        print(f"next: redco-flow why {name}; `promote` keeps a checkpoint from `gc --unreferenced`")
     return 0
 
 

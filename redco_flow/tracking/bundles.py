@@ -1,12 +1,12 @@
 """Bundles: artifacts, and all that they were made from, in one tar file for another workspace.
 
-    bundle.json                  format, what it was made of, ids, fingerprints
+    bundle.json                  ids, fingerprints, and the digest of each record
     artifacts/ID/manifest.json   with the artifact's files under artifacts/ID/files/, or
                                  deleted.json where they were deleted or left out
     results/FINGERPRINT.json     how each artifact was computed
 
-Nothing of a bundle is trusted: a file's digest must be that of its manifest, a manifest's id that
-of its content, and a result's fingerprint that of its ingredients, before any of them is published.
+All digests are compared before anything is published, so damage is found. The author of a bundle
+can write any record: it is as trustworthy as its sender.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Required, TypedDict, cast
+from typing import IO, Any, Required, TypedDict, cast
 
-from redco_flow.errors import ArtifactError
-from redco_flow.records import digest_file
+from blake3 import blake3
+
+from redco_flow.errors import ArtifactError, UsageError
+from redco_flow.records import create_beside, digest_file, digest_json, place_new, sync
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
-from redco_flow.tracking.deletions import DeletionRecord, find_deletion, new_deletion
+from redco_flow.tracking.deletions import (
+    DeletionRecord,
+    find_deletion,
+    new_deletion,
+    write_deletion,
+)
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.publishing import (
     Manifest,
@@ -34,28 +42,40 @@ from redco_flow.tracking.publishing import (
     put_in_place,
     write_manifest,
 )
-from redco_flow.tracking.results import StageResult, fingerprint, publish_result, read_result
+from redco_flow.tracking.results import (
+    StageResult,
+    find_result_file,
+    fingerprint,
+    is_doubtful,
+    publish_result,
+    read_result,
+)
 from redco_flow.tracking.typed_records import read_record
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
 FORMAT = 1
-_INDEX = "bundle.json"
-_MANIFEST, _DELETION = "manifest.json", "deleted.json"
+_INDEX, _MANIFEST, _DELETION = "bundle.json", "manifest.json", "deleted.json"
 _CHUNK_BYTES = 1 << 20
 
 
-class IndexRecord(TypedDict):
-    """bundle.json."""
+class IndexRecord(TypedDict, total=False):
+    """bundle.json.
+
+    `artifacts` have their files, `records` do not; `digests` are BLAKE3 of the other records by
+    name, and `digest` covers the index itself.
+    """
 
     format: Required[int]
     command: str
     artifacts: Required[list[str]]
     records: Required[list[str]]
     results: Required[list[str]]
+    digests: Required[dict[str, str]]
+    digest: Required[str]
 
 
 class BundleError(ArtifactError):
-    """A file that is no bundle, or one with wrong content; nothing of it was taken."""
+    """A file that is not a bundle, or a bundle with wrong content; nothing was published."""
 
 
 @dataclass(frozen=True)
@@ -66,93 +86,140 @@ class Contents:
         artifacts: with files, oldest first.
         records: artifacts in their lineage without files.
         results: of the stages that made all of them, oldest first.
+        left_out: names of results that the bundle does not have, because they may have been made
+            from damaged bytes; or that a workspace did not take, because it has others.
     """
 
     artifacts: Sequence[Artifact]
     records: Sequence[Artifact]
     results: Sequence[StageResult]
+    left_out: Sequence[str] = ()
 
 
 def contents_of(
-    workspace: Workspace, artifacts: Iterable[Artifact], *, with_inputs: bool = True
+    workspace: Workspace,
+    artifacts: Iterable[Artifact],
+    results: Iterable[StageResult] = (),
+    *,
+    with_inputs: bool = True,
 ) -> Contents:
     """Return artifacts with their lineage.
 
     Args:
+        results: of the stages by which the artifacts are to be known, as of one run; by default
+            those that published them.
         with_inputs: the files of the artifacts that they were made from, too.
     """
     store = ArtifactStore(workspace)
     named = {artifact.id: artifact for artifact in artifacts}
-    lineage, results = dict(named), dict[str, StageResult]()
-    waiting = [*named.values()]
+    found = {result.fingerprint: result for result in results}
+    made = {one for result in found.values() for one in result.outputs.values()}
+    lineage = dict(named)
+    waiting = deque(one for result in found.values() for one in _inputs_of(result))
+    for artifact in named.values():
+        if artifact.id not in made:
+            waiting += _made_from(workspace, artifact, found)
     while waiting:
-        made_by = str(waiting.pop().produced_by.get("fingerprint", ""))
-        result = read_result(workspace, made_by)
-        if result is None or made_by in results:
-            continue
-        results[made_by] = result
-        ids = (one for taken in result.ingredients["inputs"].values() for one in taken)
-        found = {one: artifact for one in ids if (artifact := store.find(one)) is not None}
-        lineage |= found
-        waiting += found.values()
+        artifact_id = waiting.popleft()
+        above = None if artifact_id in lineage else store.find(artifact_id)
+        if above is not None:
+            lineage[artifact_id] = above
+            if artifact_id not in made:
+                waiting += _made_from(workspace, above, found)
     ordered = sorted(lineage.values(), key=lambda one: one.manifest.get("sequence", 0))
-    with_files = {
-        one.id for one in ordered if (with_inputs or one.id in named) and store.is_whole(one.id)
+    without_files = {
+        one.id for one in ordered if find_deletion(one) or not (with_inputs or one.id in named)
     }
+    doubtful = {one for one in found if is_doubtful(workspace, one)}
     return Contents(
-        [one for one in ordered if one.id in with_files],
-        [one for one in ordered if one.id not in with_files],
-        sorted(results.values(), key=lambda one: one.sequence),
+        [one for one in ordered if one.id not in without_files],
+        [one for one in ordered if one.id in without_files],
+        sorted(
+            (one for one in found.values() if one.fingerprint not in doubtful),
+            key=lambda one: one.sequence,
+        ),
+        [found[one].stage for one in doubtful],
     )
 
 
+def _made_from(
+    workspace: Workspace, artifact: Artifact, found: dict[str, StageResult]
+) -> Sequence[str]:
+    """Return the ids of an artifact's inputs; add the result that published it to `found`."""
+    made_by = str(artifact.produced_by.get("fingerprint", ""))
+    result = read_result(workspace, made_by)
+    if result is None:
+        return list(artifact.parents.values())
+    found[made_by] = result
+    return _inputs_of(result)
+
+
+def _inputs_of(result: StageResult) -> list[str]:
+    return [one for taken in result.ingredients.get("inputs", {}).values() for one in taken]
+
+
 def write_bundle(path: Path, workspace: Workspace, contents: Contents, *, command: str) -> None:
-    """Write a bundle, whole or not at all.
+    """Write a new bundle, whole or not at all.
 
     Args:
         command: as a person typed it; the record of files that are left out has it.
 
     Raises:
         ArtifactError: an artifact is damaged; says how.
+        UsageError: `path` exists.
         OSError: the disk is full or read-only; names the path.
     """
     store = ArtifactStore(workspace)
     for artifact in contents.artifacts:
         if damage := store.damage(artifact.id):
             raise ArtifactError(f"{damage[0]}: nothing was written.")
-    index: IndexRecord = {
+    records = {name: _json(record) for name, record in _records(contents, command).items()}
+    index: dict[str, Any] = {
         "format": FORMAT,
         "command": command,
         "artifacts": [artifact.id for artifact in contents.artifacts],
         "records": [artifact.id for artifact in contents.records],
         "results": [result.fingerprint for result in contents.results],
+        "digests": {name: blake3(content).hexdigest() for name, content in records.items()},
     }
-    growing = path.with_name(f".{path.name}.growing")
+    members = {_INDEX: _json({**index, "digest": digest_json(index)}), **records}
+    descriptor, growing = create_beside(path)
     try:
-        with tarfile.open(growing, "w", format=tarfile.PAX_FORMAT) as tar:
-            _add_record(tar, _INDEX, index)
-            for result in contents.results:
-                _add_record(tar, f"results/{result.fingerprint}.json", asdict(result))
-            for artifact in contents.records:
-                deletion = find_deletion(artifact) or new_deletion(command)
-                _add_record(tar, f"artifacts/{artifact.id}/{_DELETION}", deletion)
-                _add_manifest(tar, artifact)
+        with (
+            os.fdopen(descriptor, "wb") as file,
+            tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for name, content in members.items():
+                _add(tar, name, len(content), io.BytesIO(content))
             for artifact in contents.artifacts:
-                _add_manifest(tar, artifact)
                 _add_files(tar, artifact)
-        growing.replace(path)
+        sync(growing)
+        place_new(growing, path)
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists already; nothing was written.") from error
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk is reported without one
+        raise
     finally:
         growing.unlink(missing_ok=True)
 
 
-def _add_record(tar: tarfile.TarFile, name: str, record: Mapping[str, object]) -> None:
-    content = json.dumps(record, indent=1).encode()
-    _add(tar, name, len(content), io.BytesIO(content))
+def _json(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, indent=1).encode()
 
 
-def _add_manifest(tar: tarfile.TarFile, artifact: Artifact) -> None:
-    record = cast("Mapping[str, object]", artifact.manifest)
-    _add_record(tar, f"artifacts/{artifact.id}/{_MANIFEST}", record)
+def _records(contents: Contents, command: str) -> dict[str, Mapping[str, Any]]:
+    """Return the bundle's records but the index, by name."""
+    found: dict[str, Mapping[str, Any]] = {
+        f"results/{result.fingerprint}.json": asdict(result) for result in contents.results
+    }
+    for artifact in (*contents.artifacts, *contents.records):
+        manifest = cast("Mapping[str, Any]", artifact.manifest)
+        found[f"artifacts/{artifact.id}/{_MANIFEST}"] = manifest
+    for artifact in contents.records:
+        deletion = find_deletion(artifact) or new_deletion(command)
+        found[f"artifacts/{artifact.id}/{_DELETION}"] = deletion
+    return found
 
 
 def _add_files(tar: tarfile.TarFile, artifact: Artifact) -> None:
@@ -172,10 +239,10 @@ def read_bundle(path: Path, workspace: Workspace) -> Contents:
     """Publish a bundle's content in a workspace; what is there already stays as it is.
 
     Returns:
-        The artifacts as they are in the workspace now, and the results.
+        The artifacts as they are in the workspace now, and the results that it has taken.
 
     Raises:
-        BundleError: the file is no bundle, or a digest is wrong; nothing was published.
+        BundleError: the file is not a bundle, or a digest is wrong; nothing was published.
         OSError: the disk is full or read-only; names the path.
     """
     clean_after_dead_publishers(workspace.artifacts)
@@ -183,29 +250,52 @@ def read_bundle(path: Path, workspace: Workspace) -> Contents:
     folder.mkdir()
     try:
         with tarfile.open(path, "r:") as tar:
-            _unpack(path, tar, folder)
-        return _publish(_checked(path, folder), folder, workspace)
+            names = _unpack(tar, folder)
+        checked = _checked(folder, names)
+        _check_places(checked, workspace)
+        return _publish(checked, folder, workspace)
     except (tarfile.TarError, EOFError) as error:
-        raise BundleError(f"{path}: is no bundle, or not a whole one ({error}).") from error
+        raise BundleError(f"{path} is not a bundle, or is incomplete: {error}.") from error
+    except _Wrong as error:
+        raise BundleError(f"{path}: {error}; nothing was published.") from error
+    except OSError as error:
+        error.filename = error.filename or str(folder)  # a full disk is reported without one
+        raise
     finally:
         discard(folder)
 
 
-def _unpack(path: Path, tar: tarfile.TarFile, folder: Path) -> None:
-    """Write regular files with plain names, and nothing else."""
+class _Wrong(ValueError):
+    """Says what is wrong with a bundle."""
+
+
+def _unpack(tar: tarfile.TarFile, folder: Path) -> set[str]:
+    """Write regular files with plain names, and nothing else; return the names."""
+    names: set[str] = set()
     for member in tar:
-        parts = PurePosixPath(member.name).parts
-        is_plain = not member.name.startswith("/") and not {"..", ""} & {*member.name.split("/")}
         is_file = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-        if not is_file or not is_plain or parts[0] not in (_INDEX, "artifacts", "results"):
-            raise BundleError(f"{path}: has {member.name!r}, which no bundle has.")
+        if not is_file or not _is_plain(member.name) or member.name in names:
+            raise _Wrong(f"unexpected member {member.name!r}")
+        names.add(member.name)
         content = tar.extractfile(member)
         assert content is not None
-        target = folder.joinpath(*parts)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("xb") as file:
+        target = folder / member.name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = target.open("xb")
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise _Wrong(f"unexpected member {member.name!r}") from error
+        with file:
             while chunk := content.read(_CHUNK_BYTES):
                 file.write(chunk)
+    return names
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is a relative path below a folder, as this module writes it."""
+    path = PurePosixPath(name)
+    is_relative = not path.is_absolute() and ".." not in path.parts and bool(path.parts)
+    return is_relative and str(path) == name and "\0" not in name
 
 
 @dataclass(frozen=True)
@@ -215,65 +305,80 @@ class _Checked:
     results: Sequence[StageResult]
 
 
-def _checked(path: Path, folder: Path) -> _Checked:
-    """Read a bundle's records and compare every digest."""
+def _checked(folder: Path, names: set[str]) -> _Checked:
+    """Read a bundle's records; compare every digest, and the names of all members.
+
+    Raises:
+        _Wrong: something differs.
+    """
     try:
         index = read_record(folder / _INDEX, IndexRecord)
         if index["format"] != FORMAT:
-            raise BundleError(
-                f"{path}: is of format {index['format']}; this version reads {FORMAT}."
-            )
-        artifacts, records = (
-            [
-                _manifest(folder / "artifacts" / _plain(one), has_files=key == "artifacts")
-                for one in ids
-            ]
-            for key, ids in (("artifacts", index["artifacts"]), ("records", index["records"]))
-        )
-        results = [_result(folder / "results", _plain(one)) for one in index["results"]]
+            raise _Wrong(f"it has format {index['format']}; this version reads {FORMAT}")
+        rest = {key: value for key, value in index.items() if key != "digest"}
+        if index["digest"] != digest_json(rest):
+            raise _Wrong(f"{_INDEX} has another digest")
+        for name, digest in index["digests"].items():
+            if name not in names or digest_file(folder / name) != digest:
+                raise _Wrong(f"{name} is missing or has another digest")
+        artifacts = [_manifest(folder, one) for one in index["artifacts"]]
+        records = [_manifest(folder, one) for one in index["records"]]
+        results = [_result(folder, one) for one in index["results"]]
+        for one in index["records"]:
+            read_record(folder / "artifacts" / one / _DELETION, DeletionRecord)
     except FileNotFoundError as error:
-        name = Path(error.filename or "").relative_to(folder)
-        raise BundleError(f"{path}: lacks {name}; nothing was taken.") from error
-    except (ArtifactError, ValueError, KeyError) as error:
-        text = str(error).replace(f"{folder}{os.sep}", "")
-        raise BundleError(f"{path}: {text}; nothing was taken.") from error
+        raise _Wrong(f"{Path(error.filename or '').name} is missing") from error
+    except (ArtifactError, UsageError, KeyError, TypeError) as error:
+        raise _Wrong(str(error).replace(f"{folder}{os.sep}", "")) from error
+    files = {name for manifest in artifacts for name in _check_files(folder, manifest)}
+    if strange := names - files - {_INDEX, *index["digests"]}:
+        raise _Wrong(f"unexpected member {min(strange)!r}")
     return _Checked(artifacts, records, results)
 
 
-def _plain(name: str) -> str:
-    return check_name(name, "id")
-
-
-def _manifest(folder: Path, *, has_files: bool) -> Manifest:
-    manifest = read_record(folder / _MANIFEST, Manifest)
-    if manifest["id"] != folder.name or not is_as_written(manifest):
-        raise ValueError(f"the manifest of artifact {folder.name} is not what was published")
+def _manifest(folder: Path, artifact_id: str) -> Manifest:
+    manifest = read_record(folder / "artifacts" / artifact_id / _MANIFEST, Manifest)
     check_name(manifest["kind"], "artifact kind")
-    if not has_files:
-        read_record(folder / _DELETION, DeletionRecord)
-        return manifest
-    found = {path.relative_to(folder / "files").as_posix() for path in _files(folder / "files")}
-    for entry in manifest["files"]:
-        file = folder / "files" / entry["path"]
-        if entry["path"] not in found:
-            raise ValueError(f"artifact {folder.name} lacks {entry['path']}")
-        if (file.stat().st_size, digest_file(file)) != (entry["bytes"], entry["blake3"]):
-            raise ValueError(f"{entry['path']} of artifact {folder.name} has another digest")
-        found.discard(entry["path"])
-    if found:
-        raise ValueError(f"artifact {folder.name} has {min(found)}, which its manifest has not")
+    if manifest["id"] != artifact_id or not is_as_written(manifest):
+        raise _Wrong(f"the manifest of artifact {artifact_id} is not what was published")
+    if wrong := [one["path"] for one in manifest["files"] if not _is_plain(one["path"])]:
+        raise _Wrong(f"artifact {artifact_id} has a file {wrong[0]!r}")
     return manifest
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+def _check_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Compare the digests of an artifact's files; return their members' names."""
+    names = []
+    for entry in manifest["files"]:
+        name = f"artifacts/{manifest['id']}/files/{entry['path']}"
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != entry["bytes"]:
+            raise _Wrong(f"{name} is missing or has another size")
+        if digest_file(file) != entry["blake3"]:
+            raise _Wrong(f"{name} has another digest")
+        names.append(name)
+    return names
 
 
 def _result(folder: Path, name: str) -> StageResult:
-    result = read_record(folder / f"{name}.json", StageResult)
-    if result.fingerprint != name or fingerprint(result.ingredients) != name:
-        raise ValueError(f"the result {name} has another fingerprint")
+    result = find_result_file(folder / "results" / f"{name}.json")
+    if result is None or result.fingerprint != name or fingerprint(result.ingredients) != name:
+        raise _Wrong(f"the result {name} is missing or has another fingerprint")
+    check_name(result.pipeline, "pipeline name")
+    check_name(result.stage, "stage name")
     return result
+
+
+def _check_places(checked: _Checked, workspace: Workspace) -> None:
+    store = ArtifactStore(workspace)
+    for manifest in (*checked.artifacts, *checked.records):
+        place = _place(workspace, manifest)
+        if place.exists() and store.find(manifest["id"]) is None:
+            raise _Wrong(f"{place} holds another artifact; move it away")
+
+
+def _place(workspace: Workspace, manifest: Manifest) -> Path:
+    return workspace.artifacts / manifest["kind"] / manifest["id"][:SHORT_DIGITS]
 
 
 def _publish(checked: _Checked, folder: Path, workspace: Workspace) -> Contents:
@@ -290,24 +395,36 @@ def _publish(checked: _Checked, folder: Path, workspace: Workspace) -> Contents:
         )
         for manifest in checked.artifacts
     ]
-    records = [
-        _register(manifest, folder / "artifacts" / manifest["id"], workspace)
-        for manifest in checked.records
-    ]
-    return Contents(artifacts, records, [publish_result(workspace, one) for one in checked.results])
+    records = []
+    for manifest in checked.records:
+        deletion = read_record(folder / "artifacts" / manifest["id"] / _DELETION, DeletionRecord)
+        records.append(_register(manifest, deletion, workspace))
+    taken, kept = [], []
+    for result in checked.results:
+        present = read_result(workspace, result.fingerprint)
+        if present is None:
+            taken.append(publish_result(workspace, result))
+        elif present.outputs != result.outputs:
+            kept.append(result.stage)
+    return Contents(artifacts, records, taken, kept)
 
 
-def _register(manifest: Manifest, folder: Path, workspace: Workspace) -> Artifact:
+def _register(manifest: Manifest, deletion: DeletionRecord, workspace: Workspace) -> Artifact:
     """Put an artifact without files in place, as if they were deleted; one that is here stays."""
-    final = workspace.artifacts / manifest["kind"] / manifest["id"][:SHORT_DIGITS]
+    final = _place(workspace, manifest)
     final.parent.mkdir(exist_ok=True)
-    with exclusive(workspace.artifacts_lock) as held:
-        if not final.exists():
-            held.check()
-            (folder / _MANIFEST).unlink()
-            write_manifest(folder, {**manifest, "sequence": workspace.next_sequence()})
-            put_in_place(folder, final)
+    temporary = hidden_directory(final.parent)
+    temporary.mkdir()
+    try:
+        write_deletion(temporary, deletion)
+        write_manifest(temporary, {**manifest, "sequence": workspace.next_sequence()})
+        with exclusive(workspace.artifacts_lock) as held:
+            if not final.exists():
+                held.check()
+                put_in_place(temporary, final)
+    finally:
+        discard(temporary)
     registered = ArtifactStore(workspace).find(manifest["id"])
     if registered is None:
-        raise BundleError(f"{final} holds another artifact; move it away.")
+        raise ArtifactError(f"{final} holds another artifact; move it away.")
     return registered

@@ -309,8 +309,8 @@ def delete(
     trash = _Trash(workspace, deletion)
     size = trash.empty()
     with exclusive(workspace.artifacts_lock) as held:
-        for kind in workspace.artifacts.glob("[!.]*"):
-            clean_after_dead_publishers(kind)
+        for folder in (workspace.artifacts, *workspace.artifacts.glob("[!.]*")):
+            clean_after_dead_publishers(folder)
         found = survey(workspace, selection, now=now)
         runs = [one.run.path for one in found.released]
         unmarked = [path for path in runs if not trash.mark(path)]

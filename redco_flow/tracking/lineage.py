@@ -296,7 +296,10 @@ class _Tracer:
             return known
         found = self._store.find(artifact_id)
         made_by: Mapping[str, Any] = found.produced_by if found else {}
-        result = result or read_result(self._workspace, str(made_by.get("fingerprint", "")))
+        if result is None:
+            result = read_result(self._workspace, str(made_by.get("fingerprint", "")))
+            if result is not None and artifact_id not in result.outputs.values():
+                result = None  # another computation with this fingerprint, of another workspace
         # Deleted and remade artifacts can only seem to be their own ancestors.
         parents = () if artifact_id in above else self._parents(artifact_id, found, result, above)
         node = LineageNode(

@@ -178,7 +178,7 @@ def read_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
 def find_damage(workspace: Workspace, fingerprint: str) -> DamagedRecord | None:
     """Return what is wrong with the record of a result; None where it is whole or not there."""
     try:
-        _find(_path(workspace, fingerprint))
+        find_result_file(_path(workspace, fingerprint))
     except DamagedRecord as damage:
         return damage
     return None
@@ -224,11 +224,11 @@ def _pointed_at(workspace: Workspace, pointer: Path) -> StageResult | None:
 
 def _read(path: Path) -> StageResult | None:
     """Read one result; None where there is none, or one that is damaged, which is said."""
-    return unless_damaged(lambda: _find(path))
+    return unless_damaged(lambda: find_result_file(path))
 
 
-def _find(path: Path) -> StageResult | None:
-    """One result, or None where there is none.
+def find_result_file(path: Path) -> StageResult | None:
+    """Return the result in a file; None where there is no file.
 
     Raises:
         DamagedRecord: it is damaged.

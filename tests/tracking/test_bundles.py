@@ -3,15 +3,18 @@
 import io
 import json
 import tarfile
+from dataclasses import replace
 
 import pytest
+from blake3 import blake3
 
 from redco_flow.errors import ArtifactError
+from redco_flow.records import digest_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.bundles import contents_of, read_bundle, write_bundle
 from redco_flow.tracking.deletions import refuse_deleted
 from redco_flow.tracking.lineage import trace
-from redco_flow.tracking.results import find_result
+from redco_flow.tracking.results import find_result, fingerprint, publish_result, read_result
 from redco_flow.tracking.workspace import Workspace
 from tests.tracking.test_lineage import demo as demo
 
@@ -69,74 +72,144 @@ def test_without_inputs_the_lineage_is_there_and_the_bytes_are_not(
         refuse_deleted(other, store.get(demo.dataset))
 
 
-def changed(path, change):
-    """A copy of the tar file, each of whose members (name, content) goes through `change`."""
+def rewritten(path, change, *, is_signed):
+    """A copy of the tar file whose members, by name, went through `change`.
+
+    Args:
+        is_signed: whether the digests in bundle.json are made for what it has now.
+    """
+    with tarfile.open(path) as source:
+        members = {one.name: source.extractfile(one).read() for one in source}
+    change(members)
+    if is_signed:
+        index = json.loads(members["bundle.json"])
+        del index["digest"]
+        index["digests"] = {one: blake3(members[one]).hexdigest() for one in index["digests"]}
+        members["bundle.json"] = json.dumps({**index, "digest": digest_json(index)}).encode()
     target = path.with_name("changed.tar")
-    with tarfile.open(path) as source, tarfile.open(target, "w") as tar:
-        for member in source:
-            found = change(member.name, source.extractfile(member).read())
-            for name, content in [found] if isinstance(found, tuple) else found:
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    with tarfile.open(target, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
     return target
 
 
-def other_bytes(name, content):
-    return name, b"rowz" if content == b"rows" else content
+def edit(members, ending, key, value):
+    """Change a key of the first JSON record whose name ends so."""
+    name = next(one for one in members if one.endswith(ending))
+    members[name] = json.dumps(json.loads(members[name]) | {key: value}).encode()
 
 
-def other_settings(name, content):
-    if not name.startswith("results/"):
-        return name, content
-    record = json.loads(content)
-    record["ingredients"]["settings"]["added"] = 1
-    return name, json.dumps(record).encode()
+def other_bytes(members):
+    name = next(name for name, content in members.items() if content == b"rows")
+    members[name] = b"rowz"
 
 
-def other_digest(name, content):
-    """The file and its digest in the manifest are changed together."""
-    return name, content.replace(b"demo", b"demx") if name.endswith("manifest.json") else content
+def other_metric(members):
+    name = next(name for name in members if b"rougeL" in members[name])
+    members[name] = members[name].replace(b"0.4", b"0.9")
 
 
-def outside(name, content):
-    return ("../outside", content) if name == "bundle.json" else (name, content)
+def other_ingredients(members):
+    edit(members, next(name for name in members if name.startswith("results/")), "ingredients", {})
 
 
-def more(name, content):
-    is_manifest = name.endswith("manifest.json")
-    added = [(name.replace("manifest.json", "files/added"), b"x")] if is_manifest else []
-    return [(name, content), *added]
+def other_manifest(members):
+    edit(members, "manifest.json", "kind", "checkpoint")
 
 
-def less(name, content):
-    return [] if content == b"scores" else (name, content)
+def other_pipeline(members):
+    edit(members, next(name for name in members if name.startswith("results/")), "pipeline", "../x")
+
+
+def outside(members):
+    members["artifacts/../../outside"] = b"x"
+
+
+def current(members):
+    members["."] = b"x"
+
+
+def more(members):
+    name = next(name for name in members if name.endswith("manifest.json"))
+    members[name.replace("manifest.json", "files/added")] = b"x"
+
+
+def less(members):
+    del members[next(name for name, content in members.items() if content == b"scores")]
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "why", "is_signed"),
     [
-        (other_bytes, "has another digest"),
-        (other_settings, "has another fingerprint"),
-        (outside, "which no bundle has"),
-        (more, "has added, which its manifest has not"),
-        (less, "lacks output.txt"),
+        (other_bytes, "has another digest", False),
+        (other_metric, "has another digest", False),
+        (other_ingredients, "has another fingerprint", True),
+        (other_manifest, "is not what was published", True),
+        (other_pipeline, "pipeline name", True),
+        (outside, "unexpected member", False),
+        (current, "unexpected member", False),
+        (more, "unexpected member", True),
+        (less, "is missing", True),
     ],
 )
 def test_a_bundle_with_a_wrong_digest_or_file_leaves_the_workspace_as_it_was(
-    bundle, other, change, why
+    bundle, other, change, why, is_signed
 ):
     with pytest.raises(ArtifactError, match=why):
-        read_bundle(changed(bundle, change), other)
+        read_bundle(rewritten(bundle, change, is_signed=is_signed), other)
 
     assert ArtifactStore(other).list() == []
     assert not [*other.results.glob("*.json"), *other.artifacts.glob("*"), *other.root.glob("out*")]
+    assert not [*other.artifacts.glob(".*")]
+
+
+def test_a_record_without_files_takes_none_from_the_bundle(demo, workspace, other, tmp_path):
+    path = tmp_path / "best.tar"
+    contents = contents_of(workspace, [demo.store.get(demo.best)], with_inputs=False)
+    write_bundle(path, workspace, contents, command="bundle best")
+
+    def with_files(members):
+        members[f"artifacts/{demo.dataset}/files/output.txt"] = b"rowz"
+
+    with pytest.raises(ArtifactError, match="unexpected member"):
+        read_bundle(rewritten(path, with_files, is_signed=True), other)
+
+
+def test_a_workspaces_own_result_of_the_same_fingerprint_is_kept(bundle, demo, other):
+    theirs = demo.pipeline.results["evaluate"]
+    publish_result(other, replace(theirs, outputs={"metrics": "1" * 64}, host="here"))
+
+    contents = read_bundle(bundle, other)
+
+    assert contents.left_out == ["evaluate"]
+    assert read_result(other, theirs.fingerprint).host == "here"
+    node = trace(other, demo.metrics)
+    assert (node.production.host, node.production.run) == ("login-1", demo.run.id)
+
+
+def test_a_runs_bundle_has_its_own_results_although_others_published_its_artifacts(
+    demo, workspace, other, tmp_path
+):
+    again = replace(
+        demo.pipeline.results["preprocess"],
+        ingredients=demo.pipeline.results["preprocess"].ingredients | {"code": {"m": "5" * 64}},
+    )
+    again = replace(again, fingerprint=fingerprint(again.ingredients))
+    publish_result(workspace, again)
+    contents = contents_of(workspace, [demo.store.get(demo.dataset)], [again])
+    write_bundle(tmp_path / "run.tar", workspace, contents, command="bundle run")
+
+    read_bundle(tmp_path / "run.tar", other)
+
+    assert find_result(other, again.fingerprint) is not None
 
 
 def test_a_cut_bundle_and_a_damaged_artifact_are_refused(bundle, demo, other, tmp_path):
     cut = tmp_path / "cut.tar"
     cut.write_bytes(bundle.read_bytes()[:-20_000])
-    with pytest.raises(ArtifactError, match=r"not a whole one|lacks"):
+    with pytest.raises(ArtifactError, match=r"is incomplete|missing"):
         read_bundle(cut, other)
     path = demo.store.get(demo.dataset).path / "output.txt"
     path.chmod(0o644)
@@ -147,3 +220,6 @@ def test_a_cut_bundle_and_a_damaged_artifact_are_refused(bundle, demo, other, tm
         write_bundle(tmp_path / "new.tar", demo.pipeline.workspace, contents, command="bundle")
 
     assert not [*tmp_path.glob("*new.tar*")]
+    path.unlink()  # without a record of a deletion
+    with pytest.raises(ArtifactError, match="nothing was written"):
+        write_bundle(tmp_path / "new.tar", demo.pipeline.workspace, contents, command="bundle")
