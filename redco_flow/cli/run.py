@@ -51,6 +51,12 @@ def register(verbs: Verbs) -> None:
         metavar="ID",
         help="id of the run; a repeated command with the same id starts it only once",
     )
+    run.add_argument(
+        "--if-new",
+        action="store_true",
+        help="start no run if every stage has its result already, as from cron",
+    )
+    run.add_argument("--since", default="", metavar="IDENTITY", help=argparse.SUPPRESS)
     add_sweep(run)
     plan = verbs.add("plan", _plan)
     plan.add_argument("--render", action="store_true", help="also print what would be submitted")
@@ -121,8 +127,9 @@ def _run(options: argparse.Namespace) -> int:
 
     loader = Loader(options, only_reads=options.dry_run)
     is_sweep = bool(options.sweep or options.points)
-    if is_sweep and options.run_id:
-        raise UsageError("--run-id is for one run, and a sweep starts several; leave one out.")
+    for name, value in (("--run-id", options.run_id), ("--if-new", options.if_new)):
+        if is_sweep and value:
+            raise UsageError(f"{name} is for one run, and a sweep starts several; leave one out.")
     if is_sweep:
         return run_sweep(
             options,
@@ -137,6 +144,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
         return 0
+    identity = loaded.identity if options.if_new else ""
+    if options.if_new and (not loaded.plan.is_anything_new or identity == options.since):
+        sys.stderr.write("no run is started: every stage has its result already\n")
+        if options.json:
+            print(json.dumps({"run": None, "identity": identity}))
+        return 0
     run = start_run(
         loaded.pipeline,
         loaded.profile,
@@ -150,7 +163,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.pins)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
-    return _attend(run, options)
+    return _attend(run, options, **({"identity": identity} if identity else {}))
 
 
 def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -> None:
@@ -159,10 +172,10 @@ def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -
     _print_plan(planned.pipeline, planned.plan, replaced, as_json=as_json)
 
 
-def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
+def _attend(run: RunDirectory, options: argparse.Namespace, **more: str) -> int:
     """Follow the run unless it is detached, then print how it ended."""
     if options.detach:
-        started = {"run": run.id, "path": str(run.path), "state": State.RUNNING}
+        started = {"run": run.id, "path": str(run.path), "state": State.RUNNING, **more}
         print(json.dumps(started) if options.json else run.id)
         return 0
     code = follow_to_end(run)

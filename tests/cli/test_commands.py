@@ -40,6 +40,20 @@ def test_a_second_run_reuses_every_stage(finished):
     assert second["run"] != first["run"]
 
 
+def test_no_run_is_started_where_nothing_is_new(finished):
+    command, _ = finished
+    before = command("ls")
+
+    same = command.json("run", "sums.yaml", "--if-new")
+    other = command.json("run", "sums.yaml", "learning_rate=5.0", "--if-new", "--since", "x")
+    known = command.json("plan", "sums.yaml", "learning_rate=6.0")["identity"]
+    since = command.json("run", "sums.yaml", "learning_rate=6.0", "--if-new", "--since", known)
+
+    assert (same["run"], since["run"]) == (None, None)
+    assert other["metrics"]["total"] == 30.0
+    assert len(command("ls").splitlines()) == len(before.splitlines()) + 1
+
+
 def test_a_run_of_a_given_id_is_started_once(finished):
     command, summary = finished
     said = command("run", "sums.yaml", "--run-id", summary["run"], code=2)

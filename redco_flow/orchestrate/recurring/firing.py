@@ -157,31 +157,32 @@ class Firer:
         firing = self._wait_for_turn(firing, "wait" if makes_up else self._terms.overlap)
         if firing.has_ended:
             return firing
-        planned = self._ask("plan", *self._terms.words, "--json")
-        firing = replace(firing, identity=str(planned["identity"]))
-        if firing.has_started_run:  # by a command of this firing's earlier process, killed since
-            return self._directory.write_firing(firing)
-        if reason := self._why_nothing_is_new(firing, planned):
-            return self._end(replace(firing, run="", run_path=""), FiringState.SKIPPED, reason)
-        return self._start(firing, str(planned["pipeline"]))
+        return self._start(firing)
 
-    def _start(self, firing: Firing, pipeline: str) -> Firing:
-        """Start the run of a firing, once, whatever is killed on the way.
+    def _start(self, firing: Firing) -> Firing:
+        """Start the run of a firing, once, whatever is killed on the way, if something is new.
 
         Its id is on record before it is started, so that a process that takes the firing up finds
         the run, and a command that outlives its process cannot start a second one.
         """
-        run = firing.run or new_run_id(pipeline)
+        run = firing.run or new_run_id(self._terms.schedule)
         path = Workspace(self._terms.workspace).runs / run
         firing = self._directory.write_firing(replace(firing, run=run, run_path=str(path)))
+        good = [one for one in self._directory.firings() if one.state == FiringState.COMPLETED]
+        since = ("--since", good[-1].identity) if good and good[-1].identity else ()
         try:
-            options = ("--detach", "--json", "--run-id", run)
+            options = ("--detach", "--json", "--run-id", run, "--if-new", *since)
             started = self._ask("run", *self._terms.words, *options)
         except CannotFire:
             if not firing.has_started_run:
                 raise
-        else:  # the profile may name another workspace by now
-            path = Path(started["path"])
+        else:
+            firing = replace(firing, identity=str(started["identity"]))
+            if started["run"] is None:
+                why = f" since {good[-1].run}" if good else ": every stage has its result already"
+                nothing = replace(firing, run="", run_path="")
+                return self._end(nothing, FiringState.SKIPPED, f"data unchanged{why}")
+            path = Path(started["path"])  # the profile may name another workspace by now
             firing = self._directory.write_firing(replace(firing, run_path=str(path)))
         self._log(f"run {run} started; its files: {path}")
         return firing
@@ -198,16 +199,6 @@ class Firer:
             return f"it was due at {firing.due}, when nothing served"
         if self._terms.missed == "latest" and self._later_is_due():
             return f"it was due at {firing.due}, when nothing served; a later one is made up for"
-        return ""
-
-    def _why_nothing_is_new(self, firing: Firing, planned: Mapping[str, Any]) -> str:
-        """Say since which run nothing has changed, or nothing."""
-        good = [one for one in self._directory.firings() if one.state == FiringState.COMPLETED]
-        if good and good[-1].identity == firing.identity:
-            return f"data unchanged since {good[-1].run}"
-        if all(stage["action"] in ("reuse", "skip") for stage in planned["stages"].values()):
-            since = f" since {good[-1].run}" if good else ": every stage has its result already"
-            return f"data unchanged{since}"
         return ""
 
     def _wait_for_turn(self, firing: Firing, overlap: str) -> Firing:

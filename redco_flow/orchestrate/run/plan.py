@@ -158,6 +158,11 @@ class Plan:
         """All that stays as it was when the run was planned, whatever moves."""
         return (*self.hub, *self.aliases)
 
+    @property
+    def is_anything_new(self) -> bool:
+        """Whether a stage would be computed."""
+        return any(stage.action not in ("reuse", "skip") for stage in self.stages.values())
+
     def to_json(self) -> dict[str, Any]:
         """Return what plan.json holds."""
         stages = {name: asdict(stage) for name, stage in self.stages.items()}
