@@ -1,8 +1,6 @@
 """Schedules as a person makes and serves them; and all of it killed at random."""
 
-import contextlib
 import getpass
-import io
 import json
 import os
 import random
@@ -18,7 +16,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from redco_flow.cli.main import run_command
 from redco_flow.orchestrate.prefect.deleted_schedules import deleted_schedules, note_deleted
 from redco_flow.orchestrate.prefect.server import prefect_directory as own_server_folder
 from redco_flow.orchestrate.prefect.server import server_status
@@ -51,28 +48,12 @@ stages:
 """
 
 
-class CommandHere(Command):
-    """Runs short verbs in this process: a process of its own imports Prefect for two seconds."""
-
-    def __call__(self, *words, code=0):
-        if words[0] == "serve":  # it starts a process that inherits the environment
-            return super().__call__(*words, code=code)
-        with (
-            contextlib.chdir(self.folder),
-            contextlib.redirect_stdout(io.StringIO()) as out,
-            contextlib.redirect_stderr(io.StringIO()) as err,
-        ):
-            found = run_command(words)
-        assert found == code, f"{words}: exit {found}\n{out.getvalue()}\n{err.getvalue()}"
-        return out.getvalue() if code == 0 else err.getvalue()
-
-
 @pytest.fixture
 def served(tmp_path, prefect_server):
     """A command in a folder with a pipeline, and a process that serves; it ends with the test."""
     (tmp_path / "weekly.yaml").write_text(PIPELINE)
     (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
-    command = CommandHere(tmp_path)
+    command = Command(tmp_path)
     yield command
     command("serve", "--stop")
     for schedule in list_schedules(Workspace(tmp_path / "redco-workspace")):
@@ -237,7 +218,7 @@ def settled(tmp_path, prefect_server):
     from prefect import states
 
     (tmp_path / "weekly.yaml").write_text(PIPELINE)
-    command = CommandHere(tmp_path)
+    command = Command(tmp_path)
     (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
     command("schedule", "add", "weekly.yaml")
     directory = directory_of(command)
