@@ -341,7 +341,7 @@ class TrainingLoop:
 
     def _resume(self) -> int:
         """Restore the newest checkpoint, or that to continue; return the steps already done."""
-        if self.checkpointer is None or self.checkpointer.latest() is None:
+        if self.checkpointer is None or self.checkpointer.resumable() is None:
             if self.continuation is not None:
                 self.trainer.continue_from(self.continuation.directory)
                 if self.early_stopping is not None:

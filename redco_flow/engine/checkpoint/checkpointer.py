@@ -124,6 +124,19 @@ class Checkpointer:
         """Return the newest committed step; a save that is still running does not count."""
         return max(self.steps(), default=None)
 
+    def resumable(self) -> int | None:
+        """Return the newest step with all of its state; only for the one writer.
+
+        Steps after it, whose parameters alone were kept, are deleted: they are trained again.
+        """
+
+        def find() -> int:
+            step = self._on_disk.newest_with_state()
+            self._on_disk.delete_after(step)
+            return step
+
+        return decide_first(find) or None
+
     def best(self, metric: str, mode: Mode | None = None) -> int | None:
         """Return the committed step with the best score, the earliest of equals.
 
@@ -253,18 +266,19 @@ class Checkpointer:
         """Compare a step's files with their digests before it is used otherwise than by `restore`.
 
         Raises:
-            CheckpointError: it is damaged; it and all after it are gone, to be trained again.
+            CheckpointError: it is damaged; it and all after the newest step before it with all of
+                its state are gone, to be trained again.
         """
 
         def check() -> int:
             try:
                 return self._on_disk.check_intact(step)
             except CheckpointError as error:
-                for later in reversed([one for one in self.steps() if one >= step]):
-                    self._on_disk.delete(later)
+                start = self._on_disk.newest_with_state(before=step)
+                self._on_disk.delete_after(start)
                 raise CheckpointError(
-                    f"{error} It was removed with those after it; a resumed training makes them "
-                    f"again, from step {max(self.steps(), default=0)} on."
+                    f"{error} It was removed with all after step {start}; a resumed training makes "
+                    f"them again, from {f'step {start}' if start else 'its first step'} on."
                 ) from error
 
         decide_first(check)
