@@ -206,15 +206,25 @@ DEFAULT_ADVICE = "; it is the default, and an error only where the data need it"
 
 
 def upstream_problems(
-    body: StageBody, config: StageConfig, upstream: Mapping[str, tuple[StageBody, StageConfig]]
+    body: StageBody,
+    config: StageConfig,
+    upstream: Mapping[str, tuple[StageBody, StageConfig]],
+    outputs: Mapping[str, str],
 ) -> Iterator[tuple[Problem, bool]]:
     """Yield which settings of upstream stages do not go with this stage's, and if they are written.
 
     Of a default nothing says that it is needed.
+
+    Args:
+        outputs: which output of its upstream stage each slot takes.
     """
     configs = {slot: config for slot, (_, config) in upstream.items()}
-    for slot, path, message in body.kind.upstream_problems(config, configs):
+    for slot, path, message in body.kind.upstream_problems(config, configs, outputs):
         producer, _ = upstream[slot]
+        if not path:
+            for problem in _placed(body, [(body.kind.slot_path(slot), message)]):
+                yield problem, True
+            continue
         for problem in _placed(producer, [(path, message)]):
             yield problem, producer.config.has(path)
 

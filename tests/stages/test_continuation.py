@@ -88,7 +88,7 @@ model: {family: gpt2}
 data: {train: rows.jsonl, tokenizer: {train: {vocab_size: 280}}}
 stages:
   preprocess:
-  train: {keep: {best: eval_loss}}
+  train: {keep: {best: eval_loss, optimizer: last}}
   more: {kind: train, num_epochs: 2, start_from: {checkpoint: train, optimizer: true}}
 """
 
@@ -115,6 +115,17 @@ def test_a_pipeline_names_the_checkpoint_and_asks_for_its_optimizer(load, tmp_pa
     jsonschema.validate(read_yaml(PIPELINE, "").values, json_schema())
 
 
+def test_the_settings_of_a_checkpoint_that_a_script_makes_are_not_compared_by_the_plan(
+    load, tmp_path
+):
+    (tmp_path / "make.py").write_text("")
+    script = "{kind: script, path: make.py, outputs: [checkpoint]}"
+
+    stage = load(f"stages.train={script}").stages["more"]
+
+    assert stage.inputs["start_from"] == (InputRef("train", "checkpoint"),)
+
+
 def test_an_alias_that_names_nothing_yet_leaves_the_whole_continuation_out(load, tmp_path):
     pipeline = load("stages.more.start_from={checkpoint: '@production', optimizer: true}")
 
@@ -131,7 +142,12 @@ def test_an_alias_that_names_nothing_yet_leaves_the_whole_continuation_out(load,
     ("change", "message"),
     [
         ("more.optimizer=lion", "continues a training with optimizer adamw, and here it is lion"),
-        ("train.lora={targets: all-linear}", "carries no optimizer state"),
+        ("more.optimizer=lion", "longer.yaml:9:"),
+        ("train.lora={targets: all-linear}", "has no recorded optimizer state"),
+        (
+            "more.start_from={checkpoint: train/best/eval_loss, optimizer: true}",
+            "stages.more.start_from': the checkpoint has no recorded optimizer state",
+        ),
         ("more.lora={targets: all-linear}", "or train without `lora`"),
         (
             "more.start_from={checkpoint: train, step: 3}",
@@ -151,7 +167,7 @@ def test_a_published_checkpoint_without_optimizer_state_is_refused_by_the_plan(l
     made = ArtifactStore(workspace).publish("checkpoint", tmp_path / "weights")
     reference = f"{{checkpoint: '{made.id}', optimizer: true}}"
 
-    with pytest.raises(ConfigError, match="'start_from' of stage 'more': the checkpoint carries"):
+    with pytest.raises(ConfigError, match="'start_from' of stage 'more': the checkpoint has no"):
         AliasPins().pinned(load(f"stages.more.start_from={reference}"), workspace)
 
 
@@ -306,7 +322,7 @@ def test_a_checkpoint_of_low_rank_factors_or_of_another_size_is_refused(bench, d
     lora = train_on(bench, dataset, CONSTANT | {"lora": {"rank": 2, "targets": "attention"}})
     wide = CONSTANT | {"model": {"family": "gpt2", "config": TINY | {"n_embd": 32}}}
 
-    with pytest.raises(CannotTrain, match="carries no optimizer state"):
+    with pytest.raises(CannotTrain, match="has no recorded optimizer state"):
         train_on(bench, dataset, CONSTANT | CONTINUED, lora)
     with pytest.raises(CheckpointError, match="expected"):
         train_on(bench, dataset, wide | CONTINUED | {"num_epochs": 2}, one_epoch)
