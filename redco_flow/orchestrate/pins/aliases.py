@@ -178,7 +178,7 @@ def _by_id(ref: InputRef, workspace: Workspace) -> tuple[InputRef, None]:
 
 def _of_run(ref: InputRef, workspace: Workspace) -> tuple[InputRef, AliasPin]:
     """The reference with the id of a run's checkpoint, the newest where a stage has several."""
-    find_run(workspace, ref.alias.partition("/")[0])  # tells of a run that does not exist
+    find_run(workspace, ref.alias.partition("/")[0])  # raises where the run does not exist
     found = find_checkpoint(workspace, ref.alias, default="last")
     return _to(found, ref, workspace), AliasPin("", "", ref.alias, found.id)
 
