@@ -229,6 +229,7 @@ def test_it_equals_the_uninterrupted_training_on_a_mesh_from_the_middle_of_an_ep
 @pytest.mark.slow
 def test_the_schedule_is_that_of_the_new_settings_at_the_step_reached(bench, dataset, one_epoch):
     settings = SETTINGS | CONTINUED | {"num_epochs": 3, "learning_rate": 0.06}
+    settings |= {"on_nonfinite": "skip"}  # its count of skipped steps begins at 0
 
     train_on(bench, dataset, settings, one_epoch)
 
@@ -280,7 +281,7 @@ def test_only_the_last_checkpoint_carries_optimizer_state_where_that_is_asked_fo
     inputs = {"dataset": [dataset]}
     # Nothing is learnt, so that the first step is the best.
     kept = {"keep": {"best": ["eval_loss"], "optimizer": "last"}, "eval": {"every_steps": 1}}
-    still = CONSTANT | kept | {"learning_rate": 1e-30}
+    still = CONSTANT | kept | {"learning_rate": 1e-30, "on_nonfinite": "skip"}
 
     made = bench.run(train, still, inputs)
 
@@ -288,7 +289,7 @@ def test_only_the_last_checkpoint_carries_optimizer_state_where_that_is_asked_fo
     assert (best.metadata["step"], last.metadata["step"]) == (1, 4)
     assert (last.path / CHECKPOINT_FOLDER / "training").is_dir()
     assert not (best.path / CHECKPOINT_FOLDER / "training").exists()
-    more = still | CONTINUED | {"num_epochs": 2}
+    more = still | CONTINUED | {"num_epochs": 2, "on_nonfinite": "stop"}
     assert train_on(bench, dataset, more, last).metadata["step"] == 8
     with pytest.raises(CannotTrain, match="and not the last one"):
         train_on(bench, dataset, more, best)

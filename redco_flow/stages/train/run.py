@@ -20,7 +20,6 @@ from redco_flow.engine.checkpoint.checkpointer import (
     Checkpointer,
     Commit,
     parameter_digests,
-    restore_params,
 )
 from redco_flow.engine.checkpoint.commit import TRAINING
 from redco_flow.engine.continuation import Continuation
@@ -450,7 +449,7 @@ def _merge_checkpoint(
     with Checkpointer(folder, keep_last=sys.maxsize, is_shared=is_shared) as merged:
         if commit.step not in merged.steps():
             like = trainer.plan.storage.abstract_exact["params"]
-            trained = restore_params(checkpointer.step_directory(commit.step), like)
+            trained = checkpointer.restore_params(commit.step, like=like)
             state = {"params": trainer.plan.model_params(trained), FACTORS: trained[FACTORS]}
             merged.save(commit.step, state, metrics=scores, cursor=commit.cursor)
         return merged.step_directory(commit.step)
