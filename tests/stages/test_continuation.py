@@ -14,6 +14,7 @@ from stage_kinds import preprocess, train
 from redco_flow.engine.checkpoint.checkpointer import stored_arrays
 from redco_flow.engine.checkpoint.commit import Commit
 from redco_flow.engine.continuation import Continuation
+from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.errors import ConfigError
 from redco_flow.orchestrate.pins.aliases import AliasPins
@@ -23,6 +24,7 @@ from redco_flow.spec.schema import json_schema
 from redco_flow.spec.yaml import read_yaml, write_yaml
 from redco_flow.stages.artifacts.checkpoint import CHECKPOINT_FOLDER
 from redco_flow.stages.train.continuation import check_steps_left
+from redco_flow.stages.train.data import TrainingData
 from redco_flow.stages.train.disk_space import bytes_of_checkpoints, free_bytes
 from redco_flow.stages.train.scores import CannotTrain
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -203,6 +205,19 @@ def test_the_bytes_of_all_checkpoints_that_are_kept_at_once(keep, num_saves, num
     assert bytes_of_checkpoints(config, state, num_saves) == 1000 * num_bytes
 
 
+def test_equally_many_rows_of_another_length_are_other_rows():
+    lengths = [30, 30, 10, 10]
+    config = train.Config.from_json(CONSTANT | {"batching": {"type": "packed"}})
+
+    of_40, of_60 = (
+        TrainingData(PackedExamples(lengths, lengths, length), None, list, None, 0.0)
+        for length in (40, 60)
+    )
+
+    assert of_40.sampler(config).position(1) == of_60.sampler(config).position(1)
+    assert of_40.row_settings(config) != of_60.row_settings(config)
+
+
 @pytest.mark.slow
 def test_it_equals_the_uninterrupted_training_bit_for_bit(bench, dataset, one_epoch, two_epochs):
     more = CONSTANT | CONTINUED | {"num_epochs": 2, "save_every_steps": 1, "keep": {"last": 4}}
@@ -251,7 +266,7 @@ def test_other_data_begin_at_their_start_and_the_step_is_kept(
         made = train_on(bench, other, CONSTANT | CONTINUED, one_epoch)
 
     assert made.metadata["step"] == 4 + 2  # an epoch of 2 steps
-    assert "its data begin at their start: other data" in caplog.text
+    assert "reading starts at the first batch: other data" in caplog.text
     epochs = [one["epoch"] for one in bench.records() if "loss" in one]
     assert epochs == [0.5, 1.0]
     # The next one continues in the second data, and not in the first.

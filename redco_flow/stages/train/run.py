@@ -45,7 +45,7 @@ from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
-from redco_flow.stages.train.continuation import check_steps_left, find_continuation
+from redco_flow.stages.train.continuation import BATCHING, check_steps_left, find_continuation
 from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, optimizer_state_settings
 from redco_flow.stages.train.data import TrainingData, read_training_data
 from redco_flow.stages.train.disk_space import warn_of_little_space
@@ -422,6 +422,7 @@ def _output(
     }
     if checkpoint.has_state:
         metadata[OPTIMIZER_STATE] = optimizer_state_settings(config)
+        metadata[BATCHING] = training.data.row_settings(config)
     if digested is None:
         return Output("checkpoint", folder, metadata, {})
     tokenizer = training.dataset.path / TOKENIZER_FOLDER if record.tokenizer_digest else None
