@@ -148,6 +148,9 @@ def test_a_checkpoint_is_named_by_its_run_the_newest_of_several(runs, checkpoint
         assert str(pin) == f"run: reread.checkpoint: {text} is checkpoint {wanted.id[:12]}"
     with pytest.raises(ConfigError, match=r"pipeline\.yaml:5:\d+: 'checkpoint' .*no run"):
         pinned(runs, PIPELINE.replace("@production", "first-abcdef"))
+    misspelt = PIPELINE.replace("@production", "first-warmup").replace("reread:", "first-warmupp:")
+    with pytest.raises(ConfigError, match=r"no run .*; did you mean 'first-warmupp'"):
+        pinned(runs, misspelt)
 
 
 def test_a_sweeps_points_share_what_one_checkpoint_makes(runs, checkpoint, name):
