@@ -402,9 +402,14 @@ def _add_stage(space: KeySpace, document: Document, name: str) -> None:
         space.open_paths.add(root)  # that there is no such kind is said elsewhere
         return
     space.settings |= {(*root, slot) for slot in kind.inputs}
+    for slot, declared in kind.inputs.items():
+        if isinstance(document.get((*root, slot)), dict):  # {checkpoint: …, optimizer: …}
+            space.hidden |= {(*root, slot, key) for key in (declared.kind, *declared.options)}
+    fields = kind.config_type.model_fields
     for path, info in field_paths(kind.config_type):
         full = (*root, *path)
-        if path[0] in kind.sections:
+        # `optimizer` is the stage's, and never `keep.optimizer`.
+        if path[0] in kind.sections or (len(path) > 1 and path[-1] in fields):
             space.hidden.add(full)
         else:
             space.settings.add(full)

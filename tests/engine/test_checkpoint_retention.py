@@ -126,7 +126,7 @@ def test_a_damaged_best_step_is_trained_again_from_the_newest_that_has_state(tmp
         assert checkpointer.steps() == [1, 2, 3, 5, 6]
         (checkpointer.step_directory(3) / "tree.json").write_text("{}")
 
-        with pytest.raises(CheckpointError, match="all after step 1; .* from step 1 on"):
+        with pytest.raises(CheckpointError, match=r"all after step 1; .* from step 1 on"):
             checkpointer.verify(3)
 
         assert checkpointer.steps() == [1]

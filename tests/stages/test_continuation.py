@@ -112,6 +112,8 @@ def test_a_pipeline_names_the_checkpoint_and_asks_for_its_optimizer(load, tmp_pa
     assert stage.settings["continue_optimizer"] is True
     assert stage.inputs["start_from"] == (InputRef("train", "checkpoint/last"),)
     assert "continue_optimizer" not in pipeline.stages["train"].settings
+    without = load("stages.more.start_from.optimizer=false", "optimizer=sgd").stages["more"].config
+    assert (without.continue_optimizer, without.optimizer) == (False, "sgd")
     (tmp_path / "again.yaml").write_text(write_yaml(pipeline.document))
     assert load_pipeline(tmp_path / "again.yaml").stages == pipeline.stages
     jsonschema.validate(read_yaml(PIPELINE, "").values, json_schema())
