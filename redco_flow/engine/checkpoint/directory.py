@@ -165,7 +165,10 @@ class CheckpointDirectory:
                 )
             return step
         if problems:
-            raise CheckpointError("no checkpoint is intact.\n  " + "\n  ".join(problems))
+            raise CheckpointError(
+                f"no checkpoint is intact; to train from the first step, delete {self.path}.\n  "
+                + "\n  ".join(problems)
+            )
         raise CheckpointError(f"{self.path}: no committed checkpoint here.")
 
     def newest_with_state(self, *, before: float = math.inf) -> int:
