@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 
@@ -39,6 +40,26 @@ def decide_first(decide: Callable[[], int]) -> int:
     if decided < 0:
         raise RuntimeError("process 0 failed where all processes wait for it; see its log.")
     return decided
+
+
+def check_everywhere(check: Callable[[], None]) -> None:
+    """Run a check of this host's files on every process; raise on all of them if one raises.
+
+    Raises:
+        Exception: this process's own error; a `RuntimeError` where another one's check failed.
+    """
+    failure = None
+    try:
+        check()
+    except Exception as error:  # noqa: BLE001 - raised below, once the others know
+        failure = error
+    failed = np.array([failure is not None])
+    if jax.process_count() > 1:
+        failed = np.ravel(multihost_utils.process_allgather(failed))
+    if failure is not None:
+        raise failure
+    if failed.any():
+        raise RuntimeError(f"process {int(failed.argmax())} found its files damaged; see its log.")
 
 
 def wait_for_all(purpose: str) -> None:

@@ -1,4 +1,4 @@
-"""Continue a training from another training's checkpoint: where its data begin.
+"""Continue a training from another training's checkpoint: at which batch reading starts.
 
 A checkpoint's cursor has the data's position and the state of early stopping.
 """
@@ -29,8 +29,8 @@ class Continuation:
         directory: the step's.
         first_step: optimizer steps before the first batch of the data: 0 where all steps were
             done on the same data, in the same order.
-        differences: why the data begin at their start, one text each; empty where they continue
-            at the checkpoint's position.
+        differences: why reading starts at the first batch, one message each; empty where it
+            continues at the checkpoint's position.
     """
 
     directory: Path
@@ -45,19 +45,18 @@ class Continuation:
         return None if self.differences else found
 
 
-def plan_continuation(
-    directory: Path, data: BatchSampler, *, is_same_data: bool = True
-) -> Continuation:
+def plan_continuation(directory: Path, data: BatchSampler, *, other_rows: str = "") -> Continuation:
     """Return how a training on `data` continues a committed step.
 
     Args:
-        is_same_data: whether the step's training had the same rows; their order is compared here.
+        other_rows: how the rows differ from those of the step's training; empty where they are
+            the same. Their order is compared here.
 
     Raises:
         CheckpointError: no commit, or a damaged one.
     """
     commit = read_commit(directory)
     position = data_position(commit.cursor)
-    differences = data.differences(position) if is_same_data else ["other data"]
+    differences = [other_rows] if other_rows else data.differences(position)
     done = 0 if differences else int(position["step"])
     return Continuation(directory, commit, commit.step - done, tuple(differences))

@@ -357,12 +357,25 @@ class Trainer:
 
         Raises:
             CheckpointError: it is damaged, or has other parameters or optimizer state.
+            RuntimeError: it is damaged where another process reads it.
         """
         # Orbax takes long to import.
-        from redco_flow.engine.checkpoint.checkpointer import restore_checkpoint
+        from redco_flow.engine.checkpoint.checkpointer import (
+            check_checkpoint,
+            restore_state,
+            stored_arrays,
+        )
 
-        state = restore_checkpoint(step_directory, self.plan.storage.abstract_exact)
-        self.state = {**state, "seed": self._state["seed"]}
+        check_checkpoint(step_directory)
+        own = {name: self._state[name] for name in ("seed", "skipped") if name in self._state}
+        like = dict(self.plan.storage.abstract_exact)
+        # Only a training that skips steps counts them.
+        if "skipped" not in stored_arrays(step_directory):
+            like.pop("skipped", None)
+        elif "skipped" not in like:
+            like["skipped"] = like["step"]
+        state = {**own, **restore_state(step_directory, like), "seed": own["seed"]}
+        self.state = {name: state[name] for name in self._state}
 
     @property
     def devices(self) -> Sequence[jax.Device]:

@@ -48,7 +48,8 @@ class FitSchedule:
         num_epochs, max_steps: one of the two; the other is None.
         epochs_per_round: epochs on the same examples, where others are collected then: nothing is
             saved within them. None: the examples never change.
-        first_step: optimizer steps that another training did before the first batch.
+        first_step: optimizer steps that another training did before the first batch; evaluations
+            and checkpoints are due at intervals from there.
 
     Raises:
         ValueError: a number is not positive, or would end or save within a round; or not exactly
@@ -134,16 +135,17 @@ class FitSchedule:
             return True
         if self.eval_every_steps is None:
             return self.is_round_end(step)
-        return step % self.eval_every_steps == 0
+        return (step - self.first_step) % self.eval_every_steps == 0
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint without an evaluation is due after `step` steps."""
         if step == self.total_steps:
             return True
+        done = step - self.first_step
         steps_of_epochs = self.save_every_epochs * self.data.steps_per_epoch
-        if self.is_round_end(step) and (step - self.first_step) % steps_of_epochs == 0:
+        if self.is_round_end(step) and done % steps_of_epochs == 0:
             return True
-        return self.save_every_steps is not None and step % self.save_every_steps == 0
+        return self.save_every_steps is not None and done % self.save_every_steps == 0
 
 
 @dataclass(frozen=True)
@@ -341,7 +343,7 @@ class TrainingLoop:
 
     def _resume(self) -> int:
         """Restore the newest checkpoint, or that to continue; return the steps already done."""
-        if self.checkpointer is None or self.checkpointer.latest() is None:
+        if self.checkpointer is None or self.checkpointer.resumable() is None:
             if self.continuation is not None:
                 self.trainer.continue_from(self.continuation.directory)
                 if self.early_stopping is not None:

@@ -266,21 +266,26 @@ class _Loading:
             self.problems += data_problems(self.bodies[name], self.configs[name])
         for name, config in self.configs.items():
             for problem, is_written in upstream_problems(
-                self.bodies[name], config, self._upstream(name)
+                self.bodies[name], config, *self._upstream(name)
             ):
                 if is_written:
                     self.problems.append(problem)
                 else:
                     self.notes.append(f"note: {problem.message}{DEFAULT_ADVICE}")
 
-    def _upstream(self, name: str) -> dict[str, tuple[StageBody, StageConfig]]:
-        """The accepted stage that each input of one artifact comes from."""
-        refs = {slot: refs[0] for slot, refs in self.inputs[name].items() if len(refs) == 1}
-        return {
-            slot: (self.bodies[ref.stage], self.configs[ref.stage])
-            for slot, ref in refs.items()
-            if ref.stage in self.configs
+    def _upstream(
+        self, name: str
+    ) -> tuple[dict[str, tuple[StageBody, StageConfig]], dict[str, str]]:
+        """The accepted stage that each input of one artifact comes from, and which output."""
+        refs = {
+            slot: refs[0]
+            for slot, refs in self.inputs[name].items()
+            if len(refs) == 1 and refs[0].stage in self.configs
         }
+        stages = {
+            slot: (self.bodies[ref.stage], self.configs[ref.stage]) for slot, ref in refs.items()
+        }
+        return stages, {slot: ref.output for slot, ref in refs.items()}
 
     def unset_variables(self, environ: Mapping[str, str]) -> Iterator[str]:
         """Say which addresses of `notify` the environment lacks: they would get no notice."""

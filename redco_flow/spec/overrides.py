@@ -40,7 +40,8 @@ class KeySpace:
     Args:
         settings: paths that a bare key may stand for.
         hidden: paths that are meant only where no setting matches: a stage's own copy of a
-            section of the pipeline.
+            section of the pipeline, the keys of a reference with options, and a section's key that
+            the stage has, too.
         open_paths: below these any key may be set.
         meanings: what a stage's setting means: settings with equal meanings may be set by one key.
     """

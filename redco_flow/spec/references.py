@@ -128,8 +128,8 @@ class References:
             selector = text[len(producer) + 1 :] or None
             return self._ref(body, slot_name, slot, producer, selector)
         if slot.kind == _ALIASED_KIND and _is_published(text):
-            is_whole_id = len(text) == _ID_DIGITS and _ARTIFACT.fullmatch(text)
-            return InputRef("", _ALIASED_KIND, text, text if is_whole_id else "")
+            is_full_id = len(text) == _ID_DIGITS and _ARTIFACT.fullmatch(text)
+            return InputRef("", _ALIASED_KIND, text, text if is_full_id else "")
         producers = self._producers(slot.kind, body.name)
         misspelt = difflib.get_close_matches(text.split("/")[0], self.bodies, n=1, cutoff=0.75)
         if len(producers) == 1 and not misspelt:

@@ -27,8 +27,9 @@ one module with all of it, whose top level must then be light:
                                                 # that a quick look into the data shows
     def device_problems(config, num_devices): ...   # optional: (path in Config, message) of
                                                 # settings that do not fit this number of devices
-    def upstream_problems(config, upstream): ...    # optional: (slot, path in the Config of that
-                                                # slot's stage, message); `upstream`: slot -> Config
+    def upstream_problems(config, upstream, outputs): ...   # optional: (slot, path in the Config of
+                                                # that slot's stage, or () for the slot itself,
+                                                # message); slot -> Config, slot -> its output
     def artifact_problems(config, slot, metadata): ...  # optional: messages, where the settings do
                                                 # not fit the metadata of a published artifact that
                                                 # the slot names by id, alias or run
@@ -203,7 +204,7 @@ class StageKind:
     named_files: Callable[[Any, Any], Mapping[Path, NamedFiles]] = _no_files
     device_problems: Callable[[Any, int], Iterable[tuple[tuple[str, ...], str]]] = _no_problems
     upstream_problems: Callable[
-        [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
+        [Any, Mapping[str, Any], Mapping[str, str]], Iterable[tuple[str, tuple[str, ...], str]]
     ] = _no_problems
     artifact_problems: Callable[[Any, str, Mapping[str, Any]], Iterable[str]] = _no_problems
     logged_metrics: Callable[[Any], Mapping[str, str] | None] = _no_metrics

@@ -206,15 +206,25 @@ DEFAULT_ADVICE = "; it is the default, and an error only where the data need it"
 
 
 def upstream_problems(
-    body: StageBody, config: StageConfig, upstream: Mapping[str, tuple[StageBody, StageConfig]]
+    body: StageBody,
+    config: StageConfig,
+    upstream: Mapping[str, tuple[StageBody, StageConfig]],
+    outputs: Mapping[str, str],
 ) -> Iterator[tuple[Problem, bool]]:
     """Yield which settings of upstream stages do not go with this stage's, and if they are written.
 
     Of a default nothing says that it is needed.
+
+    Args:
+        outputs: which output of its upstream stage each slot takes.
     """
     configs = {slot: config for slot, (_, config) in upstream.items()}
-    for slot, path, message in body.kind.upstream_problems(config, configs):
+    for slot, path, message in body.kind.upstream_problems(config, configs, outputs):
         producer, _ = upstream[slot]
+        if not path:
+            for problem in _placed(body, [(body.kind.slot_path(slot), message)]):
+                yield problem, True
+            continue
         for problem in _placed(producer, [(path, message)]):
             yield problem, producer.config.has(path)
 
@@ -392,9 +402,14 @@ def _add_stage(space: KeySpace, document: Document, name: str) -> None:
         space.open_paths.add(root)  # that there is no such kind is said elsewhere
         return
     space.settings |= {(*root, slot) for slot in kind.inputs}
+    for slot, declared in kind.inputs.items():
+        if isinstance(document.get((*root, slot)), dict):  # {checkpoint: …, optimizer: …}
+            space.hidden |= {(*root, slot, key) for key in (declared.kind, *declared.options)}
+    fields = kind.config_type.model_fields
     for path, info in field_paths(kind.config_type):
         full = (*root, *path)
-        if path[0] in kind.sections:
+        # `optimizer` is the stage's, and never `keep.optimizer`.
+        if path[0] in kind.sections or (len(path) > 1 and path[-1] in fields):
             space.hidden.add(full)
         else:
             space.settings.add(full)

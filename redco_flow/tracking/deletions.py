@@ -90,5 +90,15 @@ def _how_to_make(workspace: Workspace, artifact: Artifact) -> str:
     run = RunDirectory(workspace.runs / str(artifact.produced_by.get("run", "")))
     record = unless_damaged(lambda: run.record) or {}
     if not (words := record.get("argv", [])[1:]):
-        return "A new run of its pipeline makes it again, with the same id."
-    return f"To make it again, with the same id: `{shlex.join(['redco-flow', *words])}`."
+        return f"A new run of its pipeline makes it again{_same_id(artifact)}."
+    return f"To make it again{_same_id(artifact)}: `{shlex.join(['redco-flow', *words])}`."
+
+
+def _same_id(artifact: Artifact) -> str:
+    """Promise the id; not of an earlier version's checkpoint, whose id left its state out."""
+    files = [file["path"] for file in artifact.manifest["files"]]
+    has_state, identified = (
+        any(path.startswith("checkpoint/training/") for path in paths)
+        for paths in (files, artifact.manifest.get("identity", files))
+    )
+    return ", with the same id" if identified or not has_state else ""

@@ -114,6 +114,30 @@ def test_only_the_newest_keep_what_a_training_resumes_from_where_that_is_asked_f
             checkpointer.restore(like=state_at(0))
 
 
+def test_a_damaged_best_step_is_trained_again_from_the_newest_that_has_state(tmp_path):
+    keep = {"keep_last": 2, "keep_best": {"bleu": "max", "loss": "min"}, "keep_state": "last"}
+    with Checkpointer(tmp_path, **keep) as checkpointer:
+        save(checkpointer, 1, bleu=0.9, loss=9.0)
+        checkpointer.pin(1)
+        save(checkpointer, 2, bleu=0.5, loss=1.0)
+        save(checkpointer, 3, bleu=0.99, loss=9.0)
+        for step in (4, 5, 6):
+            save(checkpointer, step, bleu=0.1, loss=9.0)
+        assert checkpointer.steps() == [1, 2, 3, 5, 6]
+        (checkpointer.step_directory(3) / "tree.json").write_text("{}")
+
+        with pytest.raises(CheckpointError, match=r"all after step 1; .* from step 1 on"):
+            checkpointer.verify(3)
+
+        assert checkpointer.steps() == [1]
+        assert checkpointer.resumable() == 1
+        assert checkpointer.restore(like=state_at(0))[1].step == 1
+        # As after a kill in the middle of such deletions.
+        checkpointer._on_disk.drop_state(1)
+        assert checkpointer.resumable() is None
+        assert checkpointer.steps() == []
+
+
 def test_pins_and_scores_outlive_the_process(tmp_path):
     """Engine case 50: the best, the newest and pinned checkpoints are never deleted."""
     with Checkpointer(tmp_path, keep_best={"bleu": "max"}) as first:

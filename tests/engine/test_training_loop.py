@@ -34,6 +34,14 @@ def test_epochs_whose_end_is_not_saved_can_stand_between_checkpoints():
     ]  # fmt: skip
 
 
+def test_intervals_are_counted_from_the_first_step_on_these_data():
+    """After 3 steps of another training, epochs end after steps 7 and 11."""
+    begun = schedule(first_step=3, eval_every_steps=4, save_every_steps=2)
+
+    assert [step for step in range(4, 12) if begun.evaluates_after(step)] == [7, 11]
+    assert [step for step in range(4, 12) if begun.saves_after(step)] == [5, 7, 9, 11]
+
+
 def test_steps_in_place_of_epochs_end_a_training_with_an_evaluation_and_a_checkpoint():
     within = schedule(num_epochs=None, max_steps=6)
 

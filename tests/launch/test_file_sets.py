@@ -2,6 +2,7 @@
 
 import pytest
 
+from redco_flow.engine.checkpoint.directory import CheckpointDirectory
 from redco_flow.errors import ArtifactError, UsageError
 from redco_flow.launch.hosts.file_sets import (
     FileSet,
@@ -164,14 +165,16 @@ def test_a_digest_that_is_none_is_refused():
 
 
 def commit(workspace, step):
-    """A checkpoint of two files, one of which is the same in all."""
+    """A checkpoint of three files, one of which is the same in all."""
     folder = workspace.work / "w" / "checkpoints" / str(step)
-    folder.mkdir(parents=True)
+    (folder / "training").mkdir(parents=True)
     (folder / "array").write_text(f"step {step}")
     (folder / "metadata").write_text("float32")
+    (folder / "training" / "moments").write_text(f"moments {step}")
     files = [
-        {"path": path.name, "bytes": path.stat().st_size, "blake3": digest_file(path)}
-        for path in sorted(folder.iterdir())
+        {"path": name, "bytes": path.stat().st_size, "blake3": digest_file(path)}
+        for name in ("array", "metadata", "training/moments")
+        for path in [folder / name]
     ]
     write_json(folder / "commit.json", {"step": step, "files": files})
 
@@ -181,6 +184,7 @@ def test_checkpoints_arrive_with_their_commits_and_deleted_ones_are_forgotten(
 ):
     for step in (4, 8, 12):
         commit(here, step)
+    CheckpointDirectory(here.work / "w" / "checkpoints").drop_state(8)
     sets = list(checkpoint_sets(here, "w", committed_steps(here, "w")))
     wanted(there, arrivals, sets)
     for one in sets:
@@ -194,5 +198,10 @@ def test_checkpoints_arrive_with_their_commits_and_deleted_ones_are_forgotten(
     folder = there.work / "w" / "checkpoints"
     assert (folder / "12" / "array").read_text() == "step 12"
     assert (folder / "12" / "metadata").read_text() == "float32"
+    assert (folder / "12" / "training" / "moments").read_text() == "moments 12"
+    copies = CheckpointDirectory(folder)
+    assert [copies.has_state(step) for step in (8, 12)] == [False, True]
+    assert not (folder / "8" / "training").exists()
+    assert all(one.is_here(there) for one in checkpoint_sets(there, "w", [8, 12]))
     assert list(arrivals.iterdir()) == []
     assert not (folder / "4").exists()

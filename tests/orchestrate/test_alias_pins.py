@@ -1,5 +1,7 @@
 """A pipeline that takes a checkpoint by an alias is planned with what it names then."""
 
+from dataclasses import replace
+
 import pytest
 
 from redco_flow.errors import ConfigError
@@ -130,7 +132,13 @@ def test_a_checkpoint_is_named_by_its_run_the_newest_of_several(runs, checkpoint
     )  # fmt: skip
     publish_result(runs.workspace, result)
     entry = {"state": "completed", "fingerprint": result.fingerprint, "artifacts": outputs}
-    run.write_state({"state": "completed", "stages": {"train": entry}})
+    used = {"inputs": {"checkpoint": [best.id]}}
+    predicted = replace(
+        result, fingerprint="e" * 64, stage="predict", kind="predict", ingredients=used, outputs={}
+    )
+    publish_result(runs.workspace, predicted)
+    last_entry = {"state": "completed", "fingerprint": predicted.fingerprint, "artifacts": {}}
+    run.write_state({"state": "completed", "stages": {"train": entry, "predict": last_entry}})
 
     for text in (run.id, f"{run.id}/train", f"{run.id}/train/best/bleu"):
         resolved, [pin] = pinned(runs, PIPELINE.replace("@production", text))
@@ -140,6 +148,9 @@ def test_a_checkpoint_is_named_by_its_run_the_newest_of_several(runs, checkpoint
         assert str(pin) == f"run: reread.checkpoint: {text} is checkpoint {wanted.id[:12]}"
     with pytest.raises(ConfigError, match=r"pipeline\.yaml:5:\d+: 'checkpoint' .*no run"):
         pinned(runs, PIPELINE.replace("@production", "first-abcdef"))
+    misspelt = PIPELINE.replace("@production", "first-warmup").replace("reread:", "first-warmupp:")
+    with pytest.raises(ConfigError, match=r"no run .*; did you mean 'first-warmupp'"):
+        pinned(runs, misspelt)
 
 
 def test_a_sweeps_points_share_what_one_checkpoint_makes(runs, checkpoint, name):

@@ -14,6 +14,7 @@ from stage_kinds import preprocess, train
 from redco_flow.engine.checkpoint.checkpointer import stored_arrays
 from redco_flow.engine.checkpoint.commit import Commit
 from redco_flow.engine.continuation import Continuation
+from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.errors import ConfigError
 from redco_flow.orchestrate.pins.aliases import AliasPins
@@ -23,6 +24,7 @@ from redco_flow.spec.schema import json_schema
 from redco_flow.spec.yaml import read_yaml, write_yaml
 from redco_flow.stages.artifacts.checkpoint import CHECKPOINT_FOLDER
 from redco_flow.stages.train.continuation import check_steps_left
+from redco_flow.stages.train.data import TrainingData
 from redco_flow.stages.train.disk_space import bytes_of_checkpoints, free_bytes
 from redco_flow.stages.train.scores import CannotTrain
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -88,7 +90,7 @@ model: {family: gpt2}
 data: {train: rows.jsonl, tokenizer: {train: {vocab_size: 280}}}
 stages:
   preprocess:
-  train: {keep: {best: eval_loss}}
+  train: {keep: {best: eval_loss, optimizer: last}}
   more: {kind: train, num_epochs: 2, start_from: {checkpoint: train, optimizer: true}}
 """
 
@@ -110,9 +112,22 @@ def test_a_pipeline_names_the_checkpoint_and_asks_for_its_optimizer(load, tmp_pa
     assert stage.settings["continue_optimizer"] is True
     assert stage.inputs["start_from"] == (InputRef("train", "checkpoint/last"),)
     assert "continue_optimizer" not in pipeline.stages["train"].settings
+    without = load("stages.more.start_from.optimizer=false", "optimizer=sgd").stages["more"].config
+    assert (without.continue_optimizer, without.optimizer) == (False, "sgd")
     (tmp_path / "again.yaml").write_text(write_yaml(pipeline.document))
     assert load_pipeline(tmp_path / "again.yaml").stages == pipeline.stages
     jsonschema.validate(read_yaml(PIPELINE, "").values, json_schema())
+
+
+def test_the_settings_of_a_checkpoint_that_a_script_makes_are_not_compared_by_the_plan(
+    load, tmp_path
+):
+    (tmp_path / "make.py").write_text("")
+    script = "{kind: script, path: make.py, outputs: [checkpoint]}"
+
+    stage = load(f"stages.train={script}").stages["more"]
+
+    assert stage.inputs["start_from"] == (InputRef("train", "checkpoint"),)
 
 
 def test_an_alias_that_names_nothing_yet_leaves_the_whole_continuation_out(load, tmp_path):
@@ -131,7 +146,12 @@ def test_an_alias_that_names_nothing_yet_leaves_the_whole_continuation_out(load,
     ("change", "message"),
     [
         ("more.optimizer=lion", "continues a training with optimizer adamw, and here it is lion"),
-        ("train.lora={targets: all-linear}", "carries no optimizer state"),
+        ("more.optimizer=lion", "longer.yaml:9:"),
+        ("train.lora={targets: all-linear}", "has no recorded optimizer state"),
+        (
+            "more.start_from={checkpoint: train/best/eval_loss, optimizer: true}",
+            "stages.more.start_from': the checkpoint has no recorded optimizer state",
+        ),
         ("more.lora={targets: all-linear}", "or train without `lora`"),
         (
             "more.start_from={checkpoint: train, step: 3}",
@@ -151,7 +171,7 @@ def test_a_published_checkpoint_without_optimizer_state_is_refused_by_the_plan(l
     made = ArtifactStore(workspace).publish("checkpoint", tmp_path / "weights")
     reference = f"{{checkpoint: '{made.id}', optimizer: true}}"
 
-    with pytest.raises(ConfigError, match="'start_from' of stage 'more': the checkpoint carries"):
+    with pytest.raises(ConfigError, match="'start_from' of stage 'more': the checkpoint has no"):
         AliasPins().pinned(load(f"stages.more.start_from={reference}"), workspace)
 
 
@@ -187,6 +207,19 @@ def test_the_bytes_of_all_checkpoints_that_are_kept_at_once(keep, num_saves, num
     assert bytes_of_checkpoints(config, state, num_saves) == 1000 * num_bytes
 
 
+def test_equally_many_rows_of_another_length_are_other_rows():
+    lengths = [30, 30, 10, 10]
+    config = train.Config.from_json(CONSTANT | {"batching": {"type": "packed"}})
+
+    of_40, of_60 = (
+        TrainingData(PackedExamples(lengths, lengths, length), None, list, None, 0.0)
+        for length in (40, 60)
+    )
+
+    assert of_40.sampler(config).position(1) == of_60.sampler(config).position(1)
+    assert of_40.row_settings(config) != of_60.row_settings(config)
+
+
 @pytest.mark.slow
 def test_it_equals_the_uninterrupted_training_bit_for_bit(bench, dataset, one_epoch, two_epochs):
     more = CONSTANT | CONTINUED | {"num_epochs": 2, "save_every_steps": 1, "keep": {"last": 4}}
@@ -213,6 +246,7 @@ def test_it_equals_the_uninterrupted_training_on_a_mesh_from_the_middle_of_an_ep
 @pytest.mark.slow
 def test_the_schedule_is_that_of_the_new_settings_at_the_step_reached(bench, dataset, one_epoch):
     settings = SETTINGS | CONTINUED | {"num_epochs": 3, "learning_rate": 0.06}
+    settings |= {"on_nonfinite": "skip"}  # its count of skipped steps begins at 0
 
     train_on(bench, dataset, settings, one_epoch)
 
@@ -234,7 +268,7 @@ def test_other_data_begin_at_their_start_and_the_step_is_kept(
         made = train_on(bench, other, CONSTANT | CONTINUED, one_epoch)
 
     assert made.metadata["step"] == 4 + 2  # an epoch of 2 steps
-    assert "its data begin at their start: other data" in caplog.text
+    assert "reading starts at the first batch: other data" in caplog.text
     epochs = [one["epoch"] for one in bench.records() if "loss" in one]
     assert epochs == [0.5, 1.0]
     # The next one continues in the second data, and not in the first.
@@ -264,7 +298,7 @@ def test_only_the_last_checkpoint_carries_optimizer_state_where_that_is_asked_fo
     inputs = {"dataset": [dataset]}
     # Nothing is learnt, so that the first step is the best.
     kept = {"keep": {"best": ["eval_loss"], "optimizer": "last"}, "eval": {"every_steps": 1}}
-    still = CONSTANT | kept | {"learning_rate": 1e-30}
+    still = CONSTANT | kept | {"learning_rate": 1e-30, "on_nonfinite": "skip"}
 
     made = bench.run(train, still, inputs)
 
@@ -272,7 +306,7 @@ def test_only_the_last_checkpoint_carries_optimizer_state_where_that_is_asked_fo
     assert (best.metadata["step"], last.metadata["step"]) == (1, 4)
     assert (last.path / CHECKPOINT_FOLDER / "training").is_dir()
     assert not (best.path / CHECKPOINT_FOLDER / "training").exists()
-    more = still | CONTINUED | {"num_epochs": 2}
+    more = still | CONTINUED | {"num_epochs": 2, "on_nonfinite": "stop"}
     assert train_on(bench, dataset, more, last).metadata["step"] == 8
     with pytest.raises(CannotTrain, match="and not the last one"):
         train_on(bench, dataset, more, best)
@@ -306,7 +340,7 @@ def test_a_checkpoint_of_low_rank_factors_or_of_another_size_is_refused(bench, d
     lora = train_on(bench, dataset, CONSTANT | {"lora": {"rank": 2, "targets": "attention"}})
     wide = CONSTANT | {"model": {"family": "gpt2", "config": TINY | {"n_embd": 32}}}
 
-    with pytest.raises(CannotTrain, match="carries no optimizer state"):
+    with pytest.raises(CannotTrain, match="has no recorded optimizer state"):
         train_on(bench, dataset, CONSTANT | CONTINUED, lora)
     with pytest.raises(CheckpointError, match="expected"):
         train_on(bench, dataset, wide | CONTINUED | {"num_epochs": 2}, one_epoch)

@@ -175,7 +175,7 @@ def test_a_damaged_best_checkpoint_is_trained_again_to_the_same_parameters(bench
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
 
-    with pytest.raises(EngineError, match=r"damaged.*It was removed with those after it"):
+    with pytest.raises(EngineError, match=r"damaged.*It was removed with all after"):
         bench.run(train, settings, {"dataset": [dataset]}, work="trained")
     again = bench.run(train, settings, {"dataset": [dataset]}, work="trained")
 

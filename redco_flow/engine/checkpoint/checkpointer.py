@@ -20,7 +20,12 @@ from typing import Any, Self
 
 import jax
 
-from redco_flow.engine.agreement import decide_first, is_first_process, wait_for_all
+from redco_flow.engine.agreement import (
+    check_everywhere,
+    decide_first,
+    is_first_process,
+    wait_for_all,
+)
 from redco_flow.engine.checkpoint.arrays import (
     Leaf,
     StoredArray,
@@ -54,10 +59,11 @@ __all__ = [
     "Checkpointer",
     "Commit",
     "StoredArray",
+    "check_checkpoint",
     "checkpoint_files",
     "parameter_digests",
-    "restore_checkpoint",
     "restore_params",
+    "restore_state",
     "stored_arrays",
 ]
 
@@ -123,6 +129,19 @@ class Checkpointer:
     def latest(self) -> int | None:
         """Return the newest committed step; a save that is still running does not count."""
         return max(self.steps(), default=None)
+
+    def resumable(self) -> int | None:
+        """Return the newest step with all of its state; only for the one writer.
+
+        Steps after it, whose parameters alone were kept, are deleted: they are trained again.
+        """
+
+        def find() -> int:
+            step = self._on_disk.newest_with_state()
+            self._on_disk.delete_after(step)
+            return step
+
+        return decide_first(find) or None
 
     def best(self, metric: str, mode: Mode | None = None) -> int | None:
         """Return the committed step with the best score, the earliest of equals.
@@ -249,22 +268,36 @@ class Checkpointer:
         )
         return restore_state(self.step_directory(chosen), like), self.commit(chosen)
 
+    def restore_params(self, step: int, *, like: Any) -> Any:
+        """Read a step's parameters back, also where they alone were kept.
+
+        Args:
+            like: a tree of the parameters alone, as in `restore`.
+
+        Raises:
+            CheckpointError: as `restore`.
+        """
+        self.wait()
+        decide_first(lambda: self._on_disk.check_intact(step))
+        return restore_params_only(self.step_directory(step), like)
+
     def verify(self, step: int) -> None:
         """Compare a step's files with their digests before it is used otherwise than by `restore`.
 
         Raises:
-            CheckpointError: it is damaged; it and all after it are gone, to be trained again.
+            CheckpointError: it is damaged; it and all after the newest step before it with all of
+                its state are gone, to be trained again.
         """
 
         def check() -> int:
             try:
                 return self._on_disk.check_intact(step)
             except CheckpointError as error:
-                for later in reversed([one for one in self.steps() if one >= step]):
-                    self._on_disk.delete(later)
+                start = self._on_disk.newest_with_state(before=step)
+                self._on_disk.delete_after(start)
                 raise CheckpointError(
-                    f"{error} It was removed with those after it; a resumed training makes them "
-                    f"again, from step {max(self.steps(), default=0)} on."
+                    f"{error} It was removed with all after step {start}; a resumed training makes "
+                    f"them again, from {f'step {start}' if start else 'its first step'} on."
                 ) from error
 
         decide_first(check)
@@ -345,19 +378,17 @@ def restore_params(step_directory: str | Path, like: Any) -> Any:
     return restore_params_only(path, like)
 
 
-def restore_checkpoint(step_directory: str | Path, like: Any) -> Any:
-    """Read one checkpoint's whole state, after comparing its files with their digests.
+def check_checkpoint(step_directory: str | Path) -> None:
+    """Compare a checkpoint's files with their digests, on all processes of a training at once.
 
     Args:
         step_directory: as of `restore_params`.
-        like: as in `Checkpointer.restore`.
 
     Raises:
-        CheckpointError: no commit, a damaged file, or other paths, shapes or dtypes.
+        CheckpointError: no commit, or a damaged file.
+        RuntimeError: so it is for another process, whose host has a copy of the checkpoint.
     """
-    path = Path(step_directory).absolute()
-    _check_intact(path)
-    return restore_state(path, like)
+    check_everywhere(lambda: _check_intact(Path(step_directory).absolute()))
 
 
 def _check_intact(path: Path, *, params_only: bool = False) -> None:

@@ -165,8 +165,20 @@ class CheckpointDirectory:
                 )
             return step
         if problems:
-            raise CheckpointError("no checkpoint is intact.\n  " + "\n  ".join(problems))
+            raise CheckpointError(
+                f"no checkpoint is intact; to train from the first step, delete {self.path}.\n  "
+                + "\n  ".join(problems)
+            )
         raise CheckpointError(f"{self.path}: no committed checkpoint here.")
+
+    def newest_with_state(self, *, before: float = math.inf) -> int:
+        """Return the newest step, intact or not, that has all of its state; 0 if none has."""
+        return max((one for one in self.steps() if one < before and self.has_state(one)), default=0)
+
+    def delete_after(self, step: int) -> None:
+        """Delete all later steps, the newest first."""
+        for later in reversed([one for one in self.steps() if one > step]):
+            self.delete(later)
 
     def pin(self, step: int) -> None:
         """Keep a step whatever retention says, over restarts too.

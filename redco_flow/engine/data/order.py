@@ -230,7 +230,7 @@ class BatchSampler:
         return position
 
     def differences(self, position: Mapping[str, Any]) -> list[str]:
-        """Return how a cursor differs from one that `position` makes of its step, a text a key."""
+        """Return how a cursor differs from `position` at its step, one message per key."""
         wanted = self.position(position["step"])
         return [
             f"{key}: checkpoint {position.get(key)!r}, now {value!r}"

@@ -62,6 +62,7 @@ class PackedExamples:
         parts: how many examples one after the other share no row with others; empty: all may.
 
     Attributes:
+        row_length: T.
         rows_per_part: how many rows each part takes; they stand side by side.
 
     Raises:
@@ -76,6 +77,7 @@ class PackedExamples:
         *,
         parts: Sequence[int] = (),
     ) -> None:
+        self.row_length = row_length
         counts = parts or [len(lengths)]
         if len(lengths) != len(examples) or sum(counts) != len(examples):
             raise DataError(

@@ -166,7 +166,8 @@ async def fetch_checkpoints(
         workspace: the launcher's.
 
     Raises:
-        HostUnreachable, HostRefused: as `HostConnection.ask`.
+        HostUnreachable: the connection broke.
+        HostRefused: the host cannot list them.
         OSError: they cannot be written here; names the path.
     """
     work = workspace.work_directory(fingerprint).name
@@ -176,8 +177,9 @@ async def fetch_checkpoints(
         work=work,
         after=max(committed_steps(workspace, work), default=0),
     )
-    with contextlib.suppress(ArtifactError):  # damaged: an earlier one serves
-        await connection.pull([FileSet.from_json(one) for one in answer["sets"]], workspace)
+    for one in answer["sets"]:
+        with contextlib.suppress(ArtifactError, HostRefused):  # damaged: another one serves
+            await connection.pull([FileSet.from_json(one)], workspace)
 
 
 def _places_on(

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from redco_flow.errors import ArtifactError, WorkspaceError
-from redco_flow.records import copy_file, read_json, write_json
+from redco_flow.records import copy_file, digest_file, read_json, write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.publishing import Manifest, is_as_written
@@ -25,6 +25,9 @@ from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
 COMMIT = "commit.json"
 _CHECKPOINTS = "checkpoints"
+# The engine's mark of a step whose optimizer state was deleted, and that state's folder.
+_PARAMS_ONLY = "params_only"
+_TRAINING = "training/"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,10 +62,19 @@ class FileSet:
         return cls("artifact", str(manifest["kind"]), files, dict(manifest))
 
     @classmethod
-    def of_checkpoint(cls, work: str, commit: Mapping[str, Any]) -> FileSet:
-        """Return the set of a committed step's files."""
+    def of_checkpoint(cls, workspace: Workspace, work: str, step: int) -> FileSet:
+        """Return the set of a committed step's files; without optimizer state that was deleted.
+
+        Raises:
+            OSError, ValueError, KeyError: the commit is gone or damaged.
+        """
+        folder = workspace.work / work / _CHECKPOINTS / str(step)
+        commit, mark = read_json(folder / COMMIT), folder / _PARAMS_ONLY
         files = [HashedFile(**entry) for entry in commit["files"]]
-        return cls("checkpoint", work, files, dict(commit))
+        if mark.exists():
+            files = [one for one in files if not one.path.startswith(_TRAINING)]
+            files.append(HashedFile(_PARAMS_ONLY, 0, digest_file(mark)))
+        return cls("checkpoint", work, files, commit)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> FileSet:
@@ -164,9 +176,8 @@ def put_in_place(workspace: Workspace, arrivals: Path, sets: Iterable[FileSet]) 
 def checkpoint_sets(workspace: Workspace, work: str, steps: Iterable[int]) -> Iterator[FileSet]:
     """Yield the committed ones of these steps of a work directory."""
     for step in steps:
-        path = workspace.work / work / _CHECKPOINTS / str(step) / COMMIT
         try:
-            yield FileSet.of_checkpoint(work, read_json(path))
+            yield FileSet.of_checkpoint(workspace, work, step)
         except (OSError, ValueError, KeyError):
             continue  # just deleted, or damaged: the engine says so when it is asked for it
 

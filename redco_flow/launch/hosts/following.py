@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from redco_flow.errors import RedcoFlowError
+from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.launch.endings import ClusterWord, judge, read_endings
 from redco_flow.launch.hosts.connection import HostConnection
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps, forget_steps
@@ -65,8 +65,10 @@ class CheckpointMirror:
                     work=self._job.work,
                     steps=missing,
                 )
-                sets = [FileSet.from_json(one) for one in answer["sets"]]
-                await connection.pull(sets, workspace)
+                for one in answer["sets"]:
+                    # Deleted or damaged meanwhile: the steps after it are copied nevertheless.
+                    with contextlib.suppress(ArtifactError, HostRefused):
+                        await connection.pull([FileSet.from_json(one)], workspace)
                 forget_steps(workspace, self._job.work, steps)
                 if steps == self._steps:
                     return

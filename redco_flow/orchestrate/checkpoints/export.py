@@ -89,8 +89,11 @@ def _target(workspace: Workspace, text: str) -> Artifact | ResultTarget:
 def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
     """The checkpoint that a run predicted with, or the only one that it made; None of no run.
 
+    Args:
+        default: only what the run made counts, and this one of each stage's.
+
     Raises:
-        UsageError: the run has none, or several of which none was predicted with.
+        UsageError: the run has none, or several.
     """
     is_last = text in (_LAST, _LAST[1:])
     if not is_last and ("/" in text or not (workspace.runs / text / "run.json").is_file()):
@@ -109,8 +112,11 @@ def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
         for output, one in result.outputs.items()
         if output.partition("/")[0] == "checkpoint"
     }
-    newest = [one for name, one in made.items() if default and name.endswith(f"/{default}")]
-    ids = list(used) or newest or list(dict.fromkeys(made.values()))
+    if default:
+        # RUN/STAGE/OUTPUT, or RUN/STAGE of a stage that makes one checkpoint.
+        fitting = [name for name in made if name.endswith(f"/{default}") or name.count("/") == 1]
+        used = dict.fromkeys(made[name] for name in fitting)
+    ids = list(used) or list(dict.fromkeys(made.values()))
     if len(ids) == 1:
         return ArtifactStore(workspace).get(ids[0])
     raise UsageError(

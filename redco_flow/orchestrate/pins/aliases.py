@@ -20,7 +20,7 @@ from redco_flow.spec.load import (
     ResolvedStage,
     settings_of,
 )
-from redco_flow.spec.names import dotted
+from redco_flow.spec.names import dotted, nearest
 from redco_flow.spec.references import LAST
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
@@ -98,7 +98,8 @@ class AliasPins:
                         continue
                     found = [self._pin(ref, pipeline.name, workspace) for ref in refs]
                 except RedcoFlowError as error:
-                    problems.append(_problem(pipeline, name, slot, error))
+                    hint = _stage_hint(given[0].alias, pipeline)
+                    problems.append(_problem(pipeline, name, slot, f"{error}{hint}"))
                     continue
                 inputs[slot] = tuple(ref for ref, _ in found)
                 problems += [
@@ -178,9 +179,15 @@ def _by_id(ref: InputRef, workspace: Workspace) -> tuple[InputRef, None]:
 
 def _of_run(ref: InputRef, workspace: Workspace) -> tuple[InputRef, AliasPin]:
     """The reference with the id of a run's checkpoint, the newest where a stage has several."""
-    find_run(workspace, ref.alias.partition("/")[0])  # tells of a run that does not exist
+    find_run(workspace, ref.alias.partition("/")[0])  # raises where the run does not exist
     found = find_checkpoint(workspace, ref.alias, default="last")
     return _to(found, ref, workspace), AliasPin("", "", ref.alias, found.id)
+
+
+def _stage_hint(alias: str, pipeline: ResolvedPipeline) -> str:
+    """Name the stage that a reference to a run may be a misspelling of."""
+    hint = nearest(alias.partition("/")[0], pipeline.stages)
+    return "" if alias.startswith("@") or hint == "." else f" Of this pipeline's stages{hint}"
 
 
 def _to(found: Artifact, ref: InputRef, workspace: Workspace) -> InputRef:

@@ -231,9 +231,12 @@ def _check_models(pipeline: ResolvedPipeline, pins: Iterable[HubPin]) -> list[st
             if len(refs) == 1 and refs[0].stage
         }
         upstream = {slot: producer.config for slot, producer in producers.items()}
+        outputs = {slot: stage.inputs[slot][0].output for slot in producers}
         for slot, path, message in find_stage_kind(stage.kind).upstream_problems(
-            stage.config, upstream
+            stage.config, upstream, outputs
         ):
+            if not path:
+                continue  # no model is needed for it: it was compared when the file was read
             key = f"stages.{producers[slot].name}.{dotted(path)}"
             origin = pipeline.origins.get(key, DEFAULT)
             if origin == DEFAULT:

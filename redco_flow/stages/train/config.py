@@ -463,12 +463,15 @@ def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[st
 
 
 def upstream_problems(
-    config: Config, upstream: Mapping[str, Any]
+    config: Config, upstream: Mapping[str, Any], outputs: Mapping[str, str]
 ) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """Yield lengths beyond the model's positions, and why no optimizer can be continued."""
-    if "start_from" in upstream and config.continue_optimizer:
-        begun = upstream["start_from"]
-        saved = None if begun.lora is not None else optimizer_state_settings(begun)
+    begun = upstream.get("start_from")
+    # The settings of a checkpoint that another kind of stage makes are known once it is made.
+    if config.continue_optimizer and isinstance(begun, Config):
+        drops_state = begun.keep.optimizer is not None and "/best/" in outputs["start_from"]
+        has_state = begun.lora is None and not drops_state
+        saved = optimizer_state_settings(begun) if has_state else None
         for message in continuation_problems(config, saved):
             yield "start_from", (), message
     if "dataset" in upstream and not _has_own_model(config.recipe):

@@ -15,6 +15,9 @@ from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, continua
 from redco_flow.stages.train.data import TrainingData
 from redco_flow.stages.train.scores import CannotTrain, early_stopping
 
+BATCHING = "batching"
+"""The key of a checkpoint's metadata with the settings that its rows of examples depend on."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -33,17 +36,16 @@ def find_continuation(
     problems = continuation_problems(config, start.metadata.get(OPTIMIZER_STATE))
     if problem := next(problems, None):
         raise CannotTrain(f"start_from is checkpoint {start.id[:12]}: {problem}.")
-    checkpoint = CheckpointArtifact(start.path)
     found = plan_continuation(
         start.path / CHECKPOINT_FOLDER,
         data.sampler(config),
-        is_same_data=checkpoint.record.data == context.input("dataset").id,
+        other_rows=_other_rows(context, config, data),
     )
     step = found.commit.step
     if found.differences:
         logger.warning(
-            "the training continues at step %d with the optimizer state of checkpoint %s; its data "
-            "begin at their start: %s",
+            "the training continues at step %d with the optimizer state of checkpoint %s; reading "
+            "starts at the first batch: %s",
             step,
             start.id[:12],
             "; ".join(found.differences),
@@ -58,6 +60,14 @@ def find_continuation(
     return found
 
 
+def _other_rows(context: StageContext, config: Config, data: TrainingData) -> str:
+    start = context.input("start_from")
+    if CheckpointArtifact(start.path).record.data != context.input("dataset").id:
+        return "other data"
+    before, now = start.metadata.get(BATCHING), data.row_settings(config)
+    return "" if before == now else f"batching: checkpoint {before!r}, now {now!r}"
+
+
 def check_steps_left(continuation: Continuation, config: Config, total_steps: int) -> None:
     """Refuse a training that would end before its first step.
 
@@ -68,8 +78,8 @@ def check_steps_left(continuation: Continuation, config: Config, total_steps: in
     if step >= total_steps:
         raise CannotTrain(
             f"start_from is a checkpoint of step {step}, and these settings end at step "
-            f"{total_steps}, counted from the first step on these data: give more num_epochs or "
-            "max_steps."
+            f"{total_steps}, counted from the first step on these data: increase num_epochs or "
+            "max_steps. '@last' is the checkpoint that this stage published last."
         )
     stopping = early_stopping(config)
     if stopping is not None:
@@ -77,5 +87,6 @@ def check_steps_left(continuation: Continuation, config: Config, total_steps: in
         if stopping.is_due:
             raise CannotTrain(
                 f"start_from is a checkpoint of step {step}, where early_stopping ended its "
-                "training: give more early_stopping.patience, another metric, or none."
+                "training: increase early_stopping.patience, choose another metric, or remove "
+                "early_stopping."
             )

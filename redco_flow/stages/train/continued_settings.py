@@ -29,9 +29,9 @@ def continuation_problems(config: StageConfig, saved: Mapping[str, Any] | None) 
     """
     if saved is None:
         yield (
-            "the checkpoint carries no optimizer state that is recorded: it is of low-rank "
-            "factors, of `keep: {optimizer: last}` and not the last one, or of an earlier version. "
-            "Leave `optimizer: true` out to begin with its parameters alone, or name another one"
+            "the checkpoint has no recorded optimizer state: it is of low-rank factors, of "
+            "`keep: {optimizer: last}` and not the last one, or of an earlier version. Leave "
+            "`optimizer: true` out to begin with its parameters alone, or choose another checkpoint"
         )
         return
     for key, value in optimizer_state_settings(config).items():

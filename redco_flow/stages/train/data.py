@@ -76,6 +76,13 @@ class TrainingData:
         size = config.global_batch_size
         return BatchSampler(len(self.examples), size, config.seed, buckets, self.order)
 
+    def row_settings(self, config: Config) -> dict[str, Any]:
+        """Return the settings that decide which examples or tokens each row has, as JSON."""
+        found = config.batching.model_dump(mode="json", exclude={"num_buckets"})
+        if isinstance(self.examples, PackedExamples):
+            found["packed_length"] = self.examples.row_length
+        return found
+
     def first_batch(self, recipe: Recipe) -> Mapping[str, Any]:
         """Return one example as the recipe collates it by itself."""
         (found,) = read_rows(self.examples, np.zeros(1, np.int64))

@@ -29,26 +29,35 @@ def warn_of_little_space(
     """Log, and report on the run's page, that a training's checkpoints may not fit on the disk.
 
     Args:
-        num_steps: optimizer steps of the whole training; `epoch_steps` of an epoch.
+        num_steps: optimizer steps that this training adds; `epoch_steps` of an epoch.
     """
     if context.attempt_dir.rank:
         return
-    needed = bytes_of_checkpoints(
-        config, plan.storage.shapes, _num_saves(config, num_steps, epoch_steps)
-    )
-    needed -= _num_bytes_in(context.work_dir / "checkpoints")
-    folder = next(one for one in (context.work_dir, *context.work_dir.parents) if one.exists())
+    num_saves = _num_saves(config, num_steps, epoch_steps)
+    needed = bytes_of_checkpoints(config, plan.storage.shapes, num_saves)
+    try:
+        message = _lack_of_space(config, context.work_dir, needed)
+    except OSError as error:  # such as a file that was just deleted
+        logger.warning("whether all checkpoints fit on the disk is not known: %s", error)
+        return
+    if message:
+        logger.warning("%s", message)
+        context.report(warning=message)
+
+
+def _lack_of_space(config: Config, work_dir: Path, needed: int) -> str:
+    needed -= _num_bytes_in(work_dir / "checkpoints")
+    folder = next(one for one in (work_dir, *work_dir.parents) if one.exists())
     free, limit = free_bytes(folder)
     if free is None or needed <= free:
-        return
-    drops_state = config.keep.best and config.keep.optimizer is None
-    message = (
+        return ""
+    cure = "keep fewer checkpoints (`keep`)"
+    if config.keep.best and config.keep.optimizer is None:
+        cure += ", or leave optimizer state out of the best ones (`keep: {optimizer: last}`)"
+    return (
         f"checkpoints may need {_gib(needed)} GiB at once, and {_gib(free)} GiB are free on "
-        f"{mount_of(folder)} ({limit}): free space there, use another workspace, or "
-        "keep fewer with `keep`" + (" or `keep: {optimizer: last}`" if drops_state else "")
+        f"{mount_of(folder)} ({limit}): free space there, use another workspace, or {cure}"
     )
-    logger.warning("%s", message)
-    context.report(warning=message)
 
 
 def bytes_of_checkpoints(config: Config, state: Any, num_saves: int) -> int:
@@ -58,14 +67,14 @@ def bytes_of_checkpoints(config: Config, state: Any, num_saves: int) -> int:
         state: arrays or shapes of `params` and all else that a checkpoint has.
         num_saves: how many are written.
     """
-    params, whole = _num_bytes(state["params"]), _num_bytes(state)
+    params, all_state = _num_bytes(state["params"]), _num_bytes(state)
     # One more than `keep.last` to fall back to, and the one that is being written.
-    num_whole = min(config.keep.last + 2, num_saves)
-    num_best = min(len(config.keep.best), num_saves - num_whole)
-    of_best = whole if config.keep.optimizer is None else params
+    num_newest = min(config.keep.last + 2, num_saves)
+    num_best = min(len(config.keep.best), num_saves - num_newest)
+    of_best = all_state if config.keep.optimizer is None else params
     # Low-rank factors are merged into parameters that are saved again.
     merged = 0 if config.lora is None else params * (1 + len(config.keep.best))
-    return num_whole * whole + num_best * of_best + merged
+    return num_newest * all_state + num_best * of_best + merged
 
 
 def free_bytes(folder: Path) -> tuple[int | None, str]:
@@ -87,11 +96,20 @@ def _quota_bytes(mount: Path) -> int | None:
     """Return what `quota` reports as left on a mount; None without the command or a limit."""
     command = ["quota", "-w", "-p", "-f", str(mount)]  # one line, with times as numbers
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS_FOR_QUOTA, check=False
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
+        try:
+            printed, _ = process.communicate(timeout=_SECONDS_FOR_QUOTA)
+        except subprocess.TimeoutExpired:
+            process.kill()  # not waited for: with a dead file server it does not end
+            return None
         # File system, blocks in use (* where there are too many), quota, limit, …
-        used, soft, hard = done.stdout.splitlines()[-1].split()[1:4]
+        used, soft, hard = printed.splitlines()[-1].split()[1:4]
         limit = int(hard) or int(soft)
         return max(0, limit - int(used.rstrip("*"))) * _BLOCK_BYTES if limit else None
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):

@@ -20,7 +20,6 @@ from redco_flow.engine.checkpoint.checkpointer import (
     Checkpointer,
     Commit,
     parameter_digests,
-    restore_params,
 )
 from redco_flow.engine.checkpoint.commit import TRAINING
 from redco_flow.engine.continuation import Continuation
@@ -46,7 +45,7 @@ from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
-from redco_flow.stages.train.continuation import check_steps_left, find_continuation
+from redco_flow.stages.train.continuation import BATCHING, check_steps_left, find_continuation
 from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, optimizer_state_settings
 from redco_flow.stages.train.data import TrainingData, read_training_data
 from redco_flow.stages.train.disk_space import warn_of_little_space
@@ -161,7 +160,8 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     context.report(parameters=plan.parameters_text())
     logger.info("training: %s", plan.parameters_text())
     epoch_steps = data.steps_per_epoch(config)
-    warn_of_little_space(context, config, plan, num_steps=num_steps, epoch_steps=epoch_steps)
+    steps_left = num_steps - (0 if continuation is None else continuation.commit.step)
+    warn_of_little_space(context, config, plan, num_steps=steps_left, epoch_steps=epoch_steps)
     trainer = start_trainer(plan, config, recipe, data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
     eval_fn = make_eval_fn(config, data, recipe, trainer, validation, score_texts)
@@ -422,6 +422,7 @@ def _output(
     }
     if checkpoint.has_state:
         metadata[OPTIMIZER_STATE] = optimizer_state_settings(config)
+        metadata[BATCHING] = training.data.row_settings(config)
     if digested is None:
         return Output("checkpoint", folder, metadata, {})
     tokenizer = training.dataset.path / TOKENIZER_FOLDER if record.tokenizer_digest else None
@@ -449,7 +450,7 @@ def _merge_checkpoint(
     with Checkpointer(folder, keep_last=sys.maxsize, is_shared=is_shared) as merged:
         if commit.step not in merged.steps():
             like = trainer.plan.storage.abstract_exact["params"]
-            trained = restore_params(checkpointer.step_directory(commit.step), like)
+            trained = checkpointer.restore_params(commit.step, like=like)
             state = {"params": trainer.plan.model_params(trained), FACTORS: trained[FACTORS]}
             merged.save(commit.step, state, metrics=scores, cursor=commit.cursor)
         return merged.step_directory(commit.step)
