@@ -28,7 +28,8 @@ class Column(StrictModel):
     """A column that a recipe reads.
 
     Args:
-        names: accepted names, the best first; none: the column's key is its name.
+        names: accepted names, the best first, `is_*` any that begins so; none: the column's key
+            is its name.
         by_kind: whether a column of any other name is accepted if no other column is left.
     """
 
