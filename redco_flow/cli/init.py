@@ -143,7 +143,7 @@ def _project_of_data(options: argparse.Namespace) -> tuple[dict[str, str], str, 
     path = Path("pipelines", f"{name}.yaml")
     head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}", *notes))
     text = head + commented_yaml(values)
-    source = f"the pipeline for {options.data}"
+    source = f"{path} (not written)"
     document = Document(read_yaml(text, source).values, {(): Origin(source)})
     load_pipeline(PipelineFile(path, document, ()), looks_into_data=True)
     profile = (_TEXTS / "profile.yaml").read_text().replace("dates.yaml", path.name)

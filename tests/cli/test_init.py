@@ -267,7 +267,7 @@ PLAIN = "look like language_modeling of 'text', which does not use "
 DOUBTFUL = {
     "answers_to_compare_without_a_prompt": (
         lambda text, n: {"chosen": f"{text} {n}", "rejected": f"{n} {text}"},
-        "the columns fit no recipe",
+        "What recipes read:\n  preference: prompt|question|instruction + ",
     ),
     "unknown_name_of_a_label": (
         lambda text, n: {"text": text, "stars_given": n % 5, "day": "May 1"},
@@ -289,6 +289,10 @@ DOUBTFUL = {
     "answers_that_are_labelled": (
         lambda text, n: {"prompt": text, "response": text, "label": n % 2},
         "which does not use 'label'",
+    ),
+    "names_of_images": (
+        lambda text, n: {"filename": f"{n}.png", "label": n % 2},
+        "filename (names of image files; a folder",
     ),
     "sorted_by_class": (
         lambda text, n: {"ticket": f"{text} {n}", "team": "billing"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -47,6 +47,7 @@ _OF_ANOTHER_USE = (  # not left out without an option, nor taken for texts of un
 )
 _SHOWN_KINDS: dict[Kind, str] = {
     "image": "images",
+    "path": "names of image files; a folder with a folder of images for each class can be read",
     "messages": "messages",
     "turns": "ShareGPT messages",
     "decimal": "numbers",
@@ -201,7 +202,7 @@ def recognise(
         return best[0]
     what = f"fit {' and '.join(names)} equally well" if names else "fit no recipe"
     what = what if names or recipe is None else f"do not fit {recipe}"
-    few = names or ([recipe] if recipe else [])
+    few = names or ([recipe] if recipe else [name for name in table if _lacks_one(name, values)])
     needs = (f"\n  {name}: {columns_of(name, in_short=not few)}" for name in few or table)
     raise UsageError(
         f"{path}: the columns {what}. {its} Give --recipe RECIPE, or --columns A,B with the "
@@ -261,6 +262,15 @@ def columns_of(recipe: str, *, in_short: bool = False) -> str:
         )
         for fit in starters()[recipe].fits
     )
+
+
+def _lacks_one(recipe: str, values: Iterable[str]) -> bool:
+    """Whether the names match two or more columns of a fit, all but one."""
+    known = [list(_names(fit).values()) for fit in starters()[recipe].fits]
+    found = [
+        [any(_is_named(v, k) for v in values for k in names) for names in one] for one in known
+    ]
+    return any(sum(one) >= 2 and sum(one) == len(one) - 1 for one in found)
 
 
 def _names(fit: Fit) -> dict[str, list[str]]:
@@ -336,7 +346,7 @@ def _kinds_of(values: Sequence[Any]) -> frozenset[Kind]:
         are_whole = all(number == int(number) for number in numbers)
         return frozenset({"any", "number", "class" if are_whole else "decimal"})
     kinds = frozenset[Kind].intersection(*(frozenset(_kinds(one)) for one in values))
-    return kinds - {"text", "class"} if kinds & {"image", "messages", "turns"} else kinds
+    return kinds - {"text", "class"} if kinds & {"path", "messages", "turns"} else kinds
 
 
 def _number(value: Any) -> float:
@@ -356,7 +366,7 @@ def _kinds(value: Any) -> Iterator[Kind]:
         if len(value) <= _MAX_CLASS_CHARACTERS:
             yield "class"
         if Path(value[-8:]).suffix.lower() in ENDINGS:
-            yield "image"
+            yield "path"
         if value.startswith("[{"):
             with suppress(ValueError):
                 value = json.loads(value)
