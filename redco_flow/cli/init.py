@@ -50,7 +50,7 @@ def register(verbs: Verbs) -> None:
     )
     init.add_argument(
         "--columns",
-        type=lambda text: next(csv.reader([text]), [""]),
+        type=lambda text: next(csv.reader([text]), None) or [""],
         metavar="A,B",
         help='use only these columns, the target last; quote (") a name with a comma',
     )

@@ -294,6 +294,10 @@ DOUBTFUL = {
         lambda text, n: {"filename": f"{n}.png", "label": n % 2},
         "filename (names of image files; a folder",
     ),
+    "two_targets": (
+        lambda text, n: {"text": text, "sentiment": "ab"[n % 2], "topic": "xyz"[n % 3]},
+        "which does not use 'topic'. If that is right, give --columns text,sentiment.",
+    ),
     "sorted_by_class": (
         lambda text, n: {"ticket": f"{text} {n}", "team": "billing"},
         "team (short texts, 1 different)",
@@ -361,6 +365,7 @@ def test_columns_are_read_in_the_order_that_the_user_gives(here, columns, source
         (["out", "--data", "few.csv"], "3 rows are too few"),
         (["out", "--data", "bad.csv"], "9 of the first 60 rows are bad, the first"),
         (["out", "--data", "texts.csv", "--model", ""], "--model is empty"),
+        (["out", "--data", "texts.csv", "--columns", ""], "texts.csv has no column ''"),
         (["out", "--data", "texts.csv", "--columns", "text,text"], "names a column twice"),
         (["texts.csv", "--data", "texts.csv"], "these exist, nothing was written: texts.csv"),
         ([], "name the DIRECTORY to write, or --list"),

@@ -94,7 +94,7 @@ def read_head(path: Path) -> Head:
     """
     if not exists(expanded(path)):
         missing = missing_file(str(path), "file or directory")
-        raise UsageError(f"--data: {missing}. It reads files of this machine only.")
+        raise UsageError(f"--data reads files of this machine: {missing}")
     path = expanded(path).absolute()
     data = DataSection(dataset=str(path))
     if problem := problem_of(data):
@@ -227,11 +227,16 @@ def left_out(head: Head, found: Recognised) -> list[str]:
 def _check_left_out(path: Path, head: Head, found: Recognised) -> None:
     """Refuse to leave out a column that may be a label, or a part of the input."""
     is_plain = list(found.names) == ["text_key"]
+    target = list(found.fit.columns.values())[-1]
     doubtful = [
         name
         for name in left_out(head, found)
         if head.columns[name] and not _is_id(name)
         if name.strip().lower() in _OF_ANOTHER_USE
+        or (
+            any(_is_named(name, one) for one in target.names)
+            and _is_of_kind(target, head.columns[name])
+        )
         or (is_plain and _may_be_label(head.columns[name], is_whole=head.is_whole))
     ]
     if doubtful:
