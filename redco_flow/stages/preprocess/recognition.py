@@ -291,8 +291,8 @@ def _match(recipe: str, fit: Fit, values: Mapping[str, list[Any]], how: How) -> 
     for key, column in fit.columns.items():
         if how == "by_names" or not column.names:
             names = (one for known in _names(fit)[key] for one in values if _is_named(one, known))
-            free = (one for one in names if one not in chosen.values())
-            if name := next((one for one in free if _is_of_kind(column, values[one])), None):
+            others = (one for one in names if one not in chosen.values())
+            if name := next((one for one in others if _is_of_kind(column, values[one])), None):
                 chosen[key] = name
     rest = [key for key in fit.columns if key not in chosen]
     free = [n for n in values if n not in chosen.values() and (how != "by_names" or not _is_id(n))]
