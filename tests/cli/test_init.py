@@ -267,7 +267,7 @@ PLAIN = "look like language_modeling of 'text', which does not use "
 DOUBTFUL = {
     "answers_to_compare_without_a_prompt": (
         lambda text, n: {"chosen": f"{text} {n}", "rejected": f"{n} {text}"},
-        "What recipes read:\n  preference: prompt|question|instruction + ",
+        "shows what recipes read.\n  preference: prompt|question|instruction + ",
     ),
     "unknown_name_of_a_label": (
         lambda text, n: {"text": text, "stars_given": n % 5, "day": "May 1"},

@@ -203,11 +203,12 @@ def recognise(
     what = f"fit {' and '.join(names)} equally well" if names else "fit no recipe"
     what = what if names or recipe is None else f"do not fit {recipe}"
     few = names or ([recipe] if recipe else [name for name in table if _lacks_one(name, values)])
-    needs = (f"\n  {name}: {columns_of(name, in_short=not few)}" for name in few or table)
+    needs = (f"\n  {name}: {columns_of(name)}" for name in few)
     raise UsageError(
         f"{path}: the columns {what}. {its} Give --recipe RECIPE, or --columns A,B with the "
         "columns to use, the target last; both, if the columns have other names or values than "
-        f"the recipe's usual ones. What recipes read:{''.join(needs)}"
+        "the recipe's usual ones. `redco-flow init --list` shows what recipes read."
+        f"{''.join(needs)}"
     )
 
 
@@ -257,16 +258,10 @@ def _may_be_label(values: Sequence[Any], *, is_whole: bool) -> bool:
     return not isinstance(values[0], Mapping)
 
 
-def columns_of(recipe: str, *, in_short: bool = False) -> str:
-    """Return the columns that a recipe reads: `text|sentence|… + label|labels|…` in short."""
-    most = 2 if in_short else None
-    return ", or ".join(
-        " + ".join(
-            "|".join([*names[:most], *["…"][: len(names[2:]) * in_short]])
-            for names in _names(fit).values()
-        )
-        for fit in starters()[recipe].fits
-    )
+def columns_of(recipe: str) -> str:
+    """Return the columns that a recipe reads: `text|sentence + label|labels`."""
+    fits = starters()[recipe].fits
+    return ", or ".join(" + ".join(map("|".join, _names(fit).values())) for fit in fits)
 
 
 def _lacks_one(recipe: str, values: Iterable[str]) -> bool:
