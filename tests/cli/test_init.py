@@ -327,7 +327,7 @@ def test_a_column_is_not_left_out_or_taken_for_another_if_that_may_be_wrong(here
         (lambda n: {"label": "ab"[n % 2] if n % 9 else ""}, [], "'label' is empty in 7 rows"),
         (lambda n: {"label": n * 1000}, ["--recipe", "regression"], "'label' has mean 2.95e+04"),
         (lambda n: {"label": "one"}, [], "'label' is 'one' in all these rows"),
-        (lambda n: {"Text": "long " * 500}, [], "max_source_length 512, the largest chosen"),
+        (lambda n: {"Text": "long " * 500}, [], "max_source_length 512 (capped)"),
     ],
 )
 def test_what_may_surprise_is_noted(here, capsys, make, words, noted):

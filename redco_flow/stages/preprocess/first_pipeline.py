@@ -285,7 +285,7 @@ def _notes(path: Path, choice: _Choice) -> Iterator[str]:
     yield f"devices: {choice.num_gpus or 'no'} NVIDIA GPUs seen{shares}"
     most = choice.starter.max_tokens
     if lengths := [
-        f"{key.rpartition('.')[2]} {n}{', the largest chosen' * (n == most)}"
+        f"{key.rpartition('.')[2]} {n}{' (capped)' * (n == most)}"
         for key, n in choice.lengths.items()
     ]:
         yield f"lengths in tokens, for the longest of these texts: {', '.join(lengths)}"
