@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, timedelta
@@ -49,9 +50,9 @@ def register(verbs: Verbs) -> None:
     )
     init.add_argument(
         "--columns",
-        type=lambda text: text.split(","),
+        type=lambda text: next(csv.reader([text]), None) or [""],
         metavar="A,B",
-        help="use only these columns of the data, the target last",
+        help='use only these columns, the target last; quote (") a name with a comma',
     )
     init.add_argument(
         "--from", dest="ready", metavar="NAME", help="recipe and model of this ready configuration"
@@ -73,15 +74,20 @@ def _init(options: argparse.Namespace) -> int:
                 raise UsageError(f"{option} needs --data PATH: the file or folder to learn from.")
         project, name, notes = _project(), "dates", []
     files = {folder / path: text for path, text in project.items()}
-    there = [str(path) for path in files if path.exists()]
-    if there:
-        raise UsageError(f"already there, nothing was written: {', '.join(there)}.")
+    taken = {
+        str(one)
+        for path in files
+        for one in (path, *path.parents)
+        if one.exists() and (one == path or not one.is_dir())
+    }
+    if taken:
+        raise UsageError(f"these exist, nothing was written: {', '.join(sorted(taken))}.")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
     print("\n".join([*notes, *([""] if notes else []), *map(str, files)]))
-    print(f"\ncd {folder} && redco-flow run pipelines/{name}.yaml")
+    print(f"\ncd {shlex.quote(str(folder))} && redco-flow run pipelines/{name}.yaml")
     return 0
 
 
@@ -137,7 +143,7 @@ def _project_of_data(options: argparse.Namespace) -> tuple[dict[str, str], str, 
     path = Path("pipelines", f"{name}.yaml")
     head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}", *notes))
     text = head + commented_yaml(values)
-    source = f"the pipeline for {options.data}"
+    source = f"{path} (not written)"
     document = Document(read_yaml(text, source).values, {(): Origin(source)})
     load_pipeline(PipelineFile(path, document, ()), looks_into_data=True)
     profile = (_TEXTS / "profile.yaml").read_text().replace("dates.yaml", path.name)

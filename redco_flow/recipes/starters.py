@@ -16,9 +16,12 @@ from pydantic import Field
 from redco_flow.spec.model import StrictModel
 from redco_flow.spec.yaml import read_yaml
 
-Kind = Literal["any", "text", "class", "number", "decimal", "messages", "turns", "answer", "image"]
+Kind = Literal[
+    "any", "text", "class", "number", "decimal", "messages", "turns", "answer", "image", "path"
+]
 """What a column has: classes are short texts or whole numbers, decimals are numbers of which some
-are not whole, turns are ShareGPT's messages, an answer is a text or messages."""
+are not whole, turns are ShareGPT's messages, an answer is a text or messages, and a
+path names an image's file, which no recipe reads."""
 
 LENGTH = "LENGTH"
 """In `Starter.scratch`: the number of tokens that the model reads at once."""
@@ -28,7 +31,8 @@ class Column(StrictModel):
     """A column that a recipe reads.
 
     Args:
-        names: accepted names, the best first; none: the column's key is its name.
+        names: accepted names, the best first, `is_*` any that begins so; none: the column's key
+            is its name.
         by_kind: whether a column of any other name is accepted if no other column is left.
     """
 

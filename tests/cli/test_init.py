@@ -107,10 +107,30 @@ KNOWN = {
         {"source_key": "house", "target_key": "area"},
         lambda text, n: {"house": f"{text} {n}", "area": f"{n}.5"},
     ),
+    "target_beside_other_columns": (
+        "classification",
+        {"source_key": "text", "target_key": "target"},
+        lambda text, n: {"Unnamed: 0": n, "keyword": "fire", "text": text, "target": n % 2},
+    ),
+    "flags": (
+        "classification",
+        {"source_key": "text", "target_key": "is_spam"},
+        lambda text, n: {"text": text if n else "photo.png", "is_spam": n % 2},
+    ),
+    "many_whole_numbers": (
+        "regression",
+        {"source_key": "text", "target_key": "label"},
+        lambda text, n: {"text": text, "label": n * 1000},
+    ),
+    "some_empty_conversations": (
+        "chat",
+        {"messages_key": "messages"},
+        lambda text, n: {"messages": turns(text, "yes") if n % 9 else []},
+    ),
     "plain": (
         "language_modeling",
         {"text_key": "text"},
-        lambda text, n: {"text": text, "url": f"https://x.y/{n}", "votes": n},
+        lambda text, n: {"text": text, "url": f"https://x.y/{n}", "meta": {"votes": n}},
     ),
 }
 
@@ -164,7 +184,7 @@ def write_images(folder):
     image = pytest.importorskip("PIL.Image")
     for name in ("cat", "dog"):
         (folder / name).mkdir(parents=True)
-        for number in range(4):
+        for number in range(10):
             image.new("RGB", (8, 8), (number, 0, 0)).save(folder / name / f"{number}.png")
     return folder
 
@@ -221,7 +241,7 @@ def test_the_rows_after_the_head_are_not_read(here, capsys):
 @pytest.mark.parametrize(
     ("row", "words", "said"),
     [
-        ({"a": True, "b": [1]}, [], "the columns fit no recipe. Its columns: a (nothing known), b"),
+        ({"a": True, "b": [1]}, [], "the columns fit no recipe. Its columns: a (neither texts"),
         ({"a": "x y", "n": 3}, [], "the columns fit classification and regression equally well"),
         ({"a": "x y", "n": 3}, ["--recipe", "chat"], "the columns do not fit chat. Its columns"),
         ({"text": "x"}, ["--recipe", "clasification"], "did you mean 'classification'?"),
@@ -233,7 +253,7 @@ def test_columns_that_do_not_decide_on_one_recipe_are_named_and_nothing_is_writt
     here, capsys, row, words, said
 ):
     rows = [
-        {**row, "a": f"{row.get('a')} {n}", "n": n % 3} if "n" in row else row for n in range(12)
+        {**row, "a": f"{row.get('a')} {n}", "n": n % 3} if "n" in row else row for n in range(24)
     ]
     write(here / "data.jsonl", rows)
 
@@ -243,6 +263,96 @@ def test_columns_that_do_not_decide_on_one_recipe_are_named_and_nothing_is_writt
     assert not (here / "out").exists()
 
 
+PLAIN = "look like language_modeling of 'text', which does not use "
+DOUBTFUL = {
+    "answers_to_compare_without_a_prompt": (
+        lambda text, n: {"chosen": f"{text} {n}", "rejected": f"{n} {text}"},
+        "shows what recipes read.\n  preference: prompt|question|instruction + ",
+    ),
+    "unknown_name_of_a_label": (
+        lambda text, n: {"text": text, "stars_given": n % 5, "day": "May 1"},
+        PLAIN,
+    ),
+    "booleans": (lambda text, n: {"text": text, "spam": n % 2 == 0}, f"{PLAIN}'spam'"),
+    "several_labels": (lambda text, n: {"text": text, "tags": ["a"]}, f"{PLAIN}'tags'"),
+    "a_context": (
+        lambda text, n: (
+            {"instruction": text, "context": "", "response": "y"}
+            | ({"context": text} if n > 50 else {})
+        ),
+        "which does not use 'context'. If that is right, give --columns instruction,response.",
+    ),
+    "a_system_prompt": (
+        lambda text, n: {"system": "Be brief", "question": text, "chosen": "y", "rejected": "n"},
+        "which does not use 'system'. If that is right, give --columns question,chosen,rejected.",
+    ),
+    "answers_that_are_labelled": (
+        lambda text, n: {"prompt": text, "response": text, "label": n % 2},
+        "which does not use 'label'",
+    ),
+    "names_of_images": (
+        lambda text, n: {"filename": f"{n}.png", "label": n % 2},
+        "filename (names of image files; a folder",
+    ),
+    "two_targets": (
+        lambda text, n: {"text": text, "sentiment": "ab"[n % 2], "topic": "xyz"[n % 3]},
+        "which does not use 'topic'. If that is right, give --columns text,sentiment.",
+    ),
+    "sorted_by_class": (
+        lambda text, n: {"ticket": f"{text} {n}", "team": "billing"},
+        "team (short texts, 1 different)",
+    ),
+    "as_many_classes_as_rows": (
+        lambda text, n: {"text": text, "category": f"class {n * 2 // 3}"},
+        f"{PLAIN}'category'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_a_column_is_not_left_out_or_taken_for_another_if_that_may_be_wrong(here, capsys, name):
+    make, said = DOUBTFUL[name]
+    file = write(here / "data.jsonl", rows_of(make))
+
+    assert init("--data", file, "--model", "scratch") == 2
+
+    assert said in capsys.readouterr().err
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "noted"),
+    [
+        (lambda n: {"day": n}, ["--columns", "Text,label"], "not used: 'day'"),
+        (lambda n: {"label": "ab"[n % 2] if n % 9 else ""}, [], "'label' is empty in 7 rows"),
+        (lambda n: {"label": n * 1000}, ["--recipe", "regression"], "'label' has mean 2.95e+04"),
+        (lambda n: {"label": "one"}, [], "'label' is 'one' in all these rows"),
+        (lambda n: {"Text": "long " * 500}, [], "max_source_length 512 (capped)"),
+    ],
+)
+def test_what_may_surprise_is_noted(here, capsys, make, words, noted):
+    rows = [{"Text": text, "label": n % 2, **make(n)} for n, text in enumerate(texts())]
+    file = write(here / "data.jsonl", rows)
+
+    assert init("--data", file, "--model", "scratch", *words) == 0
+
+    assert noted in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "source", "target"),
+    [("summary,text", "summary", "text"), ('"a, b",summary', "a, b", "summary")],
+)
+def test_columns_are_read_in_the_order_that_the_user_gives(here, columns, source, target):
+    rows = [{"text": one, "summary": one[:9], "a, b": one} for one in texts()]
+    file = write(here / "data.jsonl", rows)
+
+    assert init("--data", file, "--columns", columns, "--recipe", "text_to_text") == 0
+
+    data = written(here)[1]["data"]
+    assert (data["source_key"], data["target_key"]) == (source, target)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -250,12 +360,24 @@ def test_columns_that_do_not_decide_on_one_recipe_are_named_and_nothing_is_writt
         (["out", "--data", "nothing.csv"], "there is no file or directory 'nothing.csv'"),
         (["out", "--data", "empty.csv"], "there are no rows to train on"),
         (["out", "--data", "data.xlsx"], "unknown ending '.xlsx'"),
+        (["out", "--data", "org/name"], "there is no file or directory 'org/name'"),
+        (["out", "--data", "python:json"], "there is no file or directory 'python:json'"),
+        (["out", "--data", "few.csv"], "3 rows are too few"),
+        (["out", "--data", "bad.csv"], "9 of the first 60 rows are bad, the first"),
+        (["out", "--data", "texts.csv", "--model", ""], "--model is empty"),
+        (["out", "--data", "texts.csv", "--columns", ""], "texts.csv has no column ''"),
+        (["out", "--data", "texts.csv", "--columns", "text,text"], "names a column twice"),
+        (["texts.csv", "--data", "texts.csv"], "these exist, nothing was written: texts.csv"),
         ([], "name the DIRECTORY to write, or --list"),
     ],
 )
 def test_what_is_missing_is_named_and_nothing_is_written(here, capsys, words, said):
     (here / "empty.csv").write_text("text,label\n")
     (here / "data.xlsx").write_text("PK")
+    lines = [f"{text}\n" for text in texts()]
+    (here / "few.csv").write_text("".join(["text\n", *lines[:3]]))
+    (here / "bad.csv").write_text("".join(["text\n", *lines[9:], *["a,b\n"] * 9]))
+    (here / "texts.csv").write_text("".join(["text\n", *lines]))
 
     assert run_command(["init", *words]) == 2
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from redco_flow.errors import UsageError
@@ -21,6 +22,7 @@ from redco_flow.stages.preprocess.recognition import (
     Head,
     Recognised,
     columns_of,
+    left_out,
     read_head,
     recognise,
     size_of,
@@ -29,6 +31,7 @@ from redco_flow.stages.preprocess.recognition import (
 SCRATCH = "scratch"
 _TEMPLATE_TOKENS = 64  # that a chat template puts around messages
 _FEW_ROWS = 400
+_LARGE_NUMBER = 10  # squared errors of larger ones dominate the first epochs
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
 _SHARE_FOR_PARAMETERS = 0.7  # of a GPU's memory; the rest is for activations
 _LORA = {"rank": 16, "alpha": 32, "targets": "all-linear"}
@@ -82,6 +85,14 @@ class _Choice:
         return max(1, self.num_gpus // self.num_model_shards)
 
     @property
+    def empties(self) -> dict[str, int]:
+        """The number of rows without a value, by column; `any` may be empty."""
+        needed = (
+            n for key, n in self.found.names.items() if self.found.fit.columns[key].kind != "any"
+        )
+        return {n: e for n in needed if (e := self.head.num_rows - len(self.head.columns[n]))}
+
+    @property
     def lengths(self) -> dict[str, int]:
         """The tokens that the longest texts of the head need, as multiples of 8."""
         lengths = {}
@@ -130,6 +141,8 @@ def first_pipeline(
     Raises:
         UsageError: the data cannot be read, or the columns do not decide on one recipe.
     """
+    if model == "":
+        raise UsageError("--model is empty: give a name on the hub, a folder, or `scratch`.")
     if ready is not None:
         known = ready_configurations()
         if ready not in known:
@@ -181,7 +194,7 @@ def _model_section(choice: _Choice) -> dict[str, Any]:
 
 def _data(path: Path, choice: _Choice) -> dict[str, Any]:
     found, head = choice.found, choice.head
-    data: dict[str, Any] = {"dataset": str(path.absolute())}
+    data: dict[str, Any] = {"dataset": str(expanded(path).absolute())}
     if head.delimiter:
         data["csv"] = {"delimiter": head.delimiter}
     data |= {key: name for key, name in found.names.items() if key.endswith("_key")}
@@ -192,7 +205,8 @@ def _data(path: Path, choice: _Choice) -> dict[str, Any]:
     fraction = 0.2 if choice.are_few_rows else 0.1
     absent = (split for split in ("validation", "test") if split not in head.splits)
     data |= {f"{split}_fraction": fraction for split in absent}
-    data |= {"on_bad_row": {"skip": "1 %"}, **choice.starter.data}
+    skips_all = 100 * sum(choice.empties.values()) > head.num_rows
+    data |= {"on_bad_row": "skip" if skips_all else {"skip": "1 %"}, **choice.starter.data}
     if not choice.model and choice.starter.lengths:
         data["tokenizer"] = {"train": {"vocab_size": 1024, "type": "bpe"}}
         data |= choice.starter.scratch_data
@@ -257,6 +271,11 @@ def _notes(path: Path, choice: _Choice) -> Iterator[str]:
         for key, name in found.names.items()
     )
     yield f"recognised: {found.recipe}, {choice.starter.task}; {', '.join(how)}"
+    if unused := left_out(head, found):
+        yield f"not used: {', '.join(map(shown, unused))}"
+    for name, number in choice.empties.items():
+        yield f"{shown(name)} is empty in {number:,} rows, which are left out"
+    yield from _notes_on_target(choice)
     which = "all" if head.is_whole else "the first"
     yield f"looked at: {which} {head.num_rows:,} rows of {shown_path(str(path))}"
     size = f", {choice.billions * 1000:,.0f} million parameters" if choice.billions else ""
@@ -264,10 +283,30 @@ def _notes(path: Path, choice: _Choice) -> Iterator[str]:
     yield f"model: {model}{size}{', trained by LoRA' * choice.uses_lora}"
     shares = f", {shards} of which share the model" if shards > 1 else ""
     yield f"devices: {choice.num_gpus or 'no'} NVIDIA GPUs seen{shares}"
-    lengths = (f"{key.rpartition('.')[2]} {n}" for key, n in choice.lengths.items())
-    yield f"lengths in tokens, of the longest texts: {listed(lengths)}"
+    most = choice.starter.max_tokens
+    if lengths := [
+        f"{key.rpartition('.')[2]} {n}{' (capped)' * (n == most)}"
+        for key, n in choice.lengths.items()
+    ]:
+        yield f"lengths in tokens, for the longest of these texts: {', '.join(lengths)}"
     if choice.model and not choice.num_gpus:
         yield "without a GPU this can take hours; --model scratch writes a small model"
     if choice.memory_gib and choice.needed_gib > shards * choice.memory_gib:
         needed = choice.needed_gib / shards
         yield f"it may not fit: {needed:.0f} GiB for a GPU of {choice.memory_gib:.0f} GiB"
+
+
+def _notes_on_target(choice: _Choice) -> Iterator[str]:
+    """Yield what makes numbers or classes hard to learn."""
+    names, recipe = choice.found.names, choice.found.recipe
+    target = names.get("target_key") or names.get("columns.label", "")
+    values = choice.head.columns.get(target, [])
+    if recipe == "regression":
+        mean, deviation = fmean(map(float, values)), pstdev(map(float, values))
+        if max(abs(mean), deviation) > _LARGE_NUMBER:
+            yield (
+                f"{shown(target)} has mean {mean:.4g} and deviation {deviation:.4g}, and numbers "
+                "are learnt as they are: scale them in the file to about 1"
+            )
+    elif recipe.endswith("classification") and len(set(values)) == 1:
+        yield f"{shown(target)} is {shown(values[0])} in all these rows"
