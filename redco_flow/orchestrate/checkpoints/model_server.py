@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_events(answer)
 
     def _has_gone(self) -> bool:
-        """Whether the client has closed its connection, as after a timeout of its own."""
+        """Whether the client has closed its connection, as after its timeout."""
         is_readable, _, _ = select.select([self.connection], [], [], 0)
         if not is_readable:
             return False
