@@ -118,7 +118,7 @@ def _other_tools_page() -> Iterator[str]:
     yield from (
         "# Coming from Axolotl, TRL, LLaMA-Factory or NeMo-Run",
         "",
-        "A pipeline that has one of the keys below is refused with the name of ours. Rows keep",
+        "A key below is refused in a pipeline, with the name that is used here. Rows keep",
         "their form (`data.format`: messages, sharegpt, alpaca, prompt_completion), `lora.targets`",
         "takes names such as `q_proj` or `all-linear`, and `redco-flow init DIRECTORY --data FILE`",
         "writes a pipeline for a file.",

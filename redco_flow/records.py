@@ -91,9 +91,7 @@ def explain_no_space(error: OSError) -> str:
     """
     if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not error.filename:
         return ""
-    path = Path(error.filename).absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
+    path = existing_parent(Path(error.filename).absolute())
     try:
         usage = os.statvfs(path)
     except OSError:
@@ -119,6 +117,13 @@ def explain_no_space(error: OSError) -> str:
 
 
 _FEW_BYTES = 1 << 16
+
+
+def existing_parent(path: Path) -> Path:
+    """Return an absolute path, or the nearest directory above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 def mount_of(path: Path) -> Path:

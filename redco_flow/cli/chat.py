@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
@@ -30,13 +30,6 @@ def register(verbs: Verbs) -> None:
     )
     chat.add_argument("--system", metavar="TEXT", help="begin with this system message")
     chat.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=256,
-        metavar="N",
-        help="longest answer, in tokens (256)",
-    )
-    chat.add_argument(
         "--temperature",
         type=float,
         metavar="T",
@@ -47,22 +40,50 @@ def register(verbs: Verbs) -> None:
         "--top-p", type=float, metavar="P", help="sample from the likeliest tokens of probability P"
     )
     chat.add_argument("--seed", type=int, default=0, help="seed of the samples (0)")
-    chat.add_argument(
+    add_model_options(chat)
+    add_json(chat)
+    add_workspace(chat)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the process with the model; `model_request` reads them."""
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longest answer, in tokens (256)",
+    )
+    parser.add_argument(
         "--template",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="argument of the chat template, such as enable_thinking=false",
     )
-    chat.add_argument(
+    parser.add_argument(
         "--num-model-shards",
         type=int,
         default=1,
         metavar="N",
         help="devices that share the model (1)",
     )
-    add_json(chat)
-    add_workspace(chat)
+
+
+def model_request(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `conversation.Request` that `add_model_options` gives.
+
+    Raises:
+        UsageError: a number is not above 0, or a word of --template has another form.
+    """
+    for name in ("max_new_tokens", "num_model_shards"):
+        if (value := getattr(options, name)) <= 0:
+            raise UsageError(f"--{name.replace('_', '-')} {value} must be above 0.")
+    return {
+        "max_new_tokens": options.max_new_tokens,
+        "num_model_shards": options.num_model_shards,
+        "template_kwargs": dict(map(_template_value, options.template)),
+    }
 
 
 def _chat(options: argparse.Namespace) -> int:
@@ -97,35 +118,19 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
     given = [name for name, value in drawn.items() if value is not None]
     if given and options.temperature is None:
         raise UsageError(f"without --temperature, {', '.join(given)} would change nothing.")
-    limits = {
-        "--max-new-tokens": options.max_new_tokens,
-        "--num-model-shards": options.num_model_shards,
-        "--temperature": options.temperature,
-        **drawn,
-    }
+    limits = {"--temperature": options.temperature, **drawn}
     for name, value in limits.items():
         if value is not None and value <= 0:
             raise UsageError(f"{name} {value} must be above 0.")
     if options.top_p is not None and options.top_p > 1:
         raise UsageError(f"--top-p {options.top_p} is a share: at most 1.")
     return {
-        "max_new_tokens": options.max_new_tokens,
+        **model_request(options),
         "temperature": options.temperature,
         "top_k": options.top_k,
         "top_p": 1.0 if options.top_p is None else options.top_p,
         "seed": options.seed,
-        "num_model_shards": options.num_model_shards,
-        "template_kwargs": template_kwargs(options.template),
     }
-
-
-def template_kwargs(words: Iterable[str]) -> dict[str, Any]:
-    """Read the words KEY=VALUE of --template.
-
-    Raises:
-        UsageError: a word has another form.
-    """
-    return dict(map(_template_value, words))
 
 
 def _template_value(text: str) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ import tempfile
 from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_checkpoint, add_workspace, workspace_path
-from redco_flow.cli.chat import end_of_log, template_kwargs
+from redco_flow.cli.chat import add_model_options, end_of_log, model_request
 from redco_flow.cli.text import short_id
 from redco_flow.errors import UsageError
 from redco_flow.tracking.workspace import Workspace
@@ -32,27 +32,7 @@ def register(verbs: Verbs) -> None:
         metavar="ADDRESS",
         help=f"address to listen at (127.0.0.1); others need a token in {TOKEN_VARIABLE}",
     )
-    serve.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=256,
-        metavar="N",
-        help="longest answer where a request gives no limit, in tokens (256)",
-    )
-    serve.add_argument(
-        "--template",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="argument of the chat template, such as enable_thinking=false",
-    )
-    serve.add_argument(
-        "--num-model-shards",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices that share the model (1)",
-    )
+    add_model_options(serve)
     add_workspace(serve)
 
 
@@ -61,7 +41,7 @@ def _serve(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.completions import Completions
     from redco_flow.orchestrate.checkpoints.export import find_checkpoint
 
-    request = _request(options)
+    request = {**model_request(options), "needs_template": False}
     checkpoint = find_checkpoint(Workspace(workspace_path(options).absolute()), options.checkpoint)
     names = list(dict.fromkeys([short_id(checkpoint.id), options.checkpoint, checkpoint.id]))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -82,18 +62,6 @@ def _serve(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             sys.stderr.write("ended\n")
     return 0
-
-
-def _request(options: argparse.Namespace) -> dict[str, Any]:
-    for name in ("max_new_tokens", "num_model_shards"):
-        if (value := getattr(options, name)) <= 0:
-            raise UsageError(f"--{name.replace('_', '-')} {value} must be above 0.")
-    return {
-        "max_new_tokens": options.max_new_tokens,
-        "num_model_shards": options.num_model_shards,
-        "template_kwargs": template_kwargs(options.template),
-        "needs_template": False,
-    }
 
 
 def _listening(options: argparse.Namespace) -> Any:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from redco_flow.errors import WorkspaceError
-from redco_flow.records import mount_of, open_no_link
+from redco_flow.records import existing_parent, mount_of, open_no_link
 
 ERROR = ".reserve-for-error.tmp"
 EXIT = ".reserve-for-exit.tmp"
@@ -64,9 +64,7 @@ def refuse_full_disk(directory: Path) -> None:
 
 def full_disk(directory: Path) -> str:
     """Return that the disk of a directory is full, and how many bytes are free; else nothing."""
-    existing = directory
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = existing_parent(directory)
     try:
         usage = os.statvfs(existing)
     except OSError:

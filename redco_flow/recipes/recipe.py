@@ -107,7 +107,7 @@ class Recipe:
             token ids (B, T), or (B, N, T) where N sequences are asked for, and N is not 1.
         output_fn: those arrays -> a JSON value per row; of token ids, texts.
         class_scores: (params, batch, rngs) -> each class's logit (B, C), in the order of
-            `settings.classes`; None where there are no classes, or no scores of them.
+            `settings.classes`; None for recipes without classes or without their scores.
         collate_prompts: examples -> what `make_pred_fn`'s functions take, padded to the longest
             length; None: as `collate_fn`.
         load_params: (shardings) -> parameters read from the model's files, or None where the

@@ -211,7 +211,7 @@ def load_profile(
     if defaults.values is not None:
         document = document.with_part(("defaults",), defaults)
     profile, more = validated_profile(document)
-    # A text whose reference could not be replaced is no value yet: one problem is enough.
+    # A text whose reference could not be replaced has been reported: one problem is enough.
     places = {(one.source, one.line, one.column) for one in unreplaced if one.line}
     problems += [one for one in more if (one.source, one.line, one.column) not in places]
     raise_if_any(problems)

@@ -202,17 +202,26 @@ def _place_of(message: Message) -> str:
     return "call" if role == "assistant" and message.get("tool_calls") else str(role)
 
 
+def check_characters(text: str, whose: str) -> None:
+    """Refuse a text with characters that no tokenizer takes.
+
+    Raises:
+        BadConversation: with `whose`.
+    """
+    if "\0" in text:
+        raise BadConversation("NUL byte", f"in {whose}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadConversation("half a surrogate pair", f"in {whose}") from error
+
+
 def _check_content(message: Message, turn: int) -> None:
     content = message.get("content", "")
     whose = f"turn {turn}"
     if not isinstance(content, str):
         raise BadConversation("a message whose content is no text", f"{whose}: {_shown(content)}")
-    if "\0" in content:
-        raise BadConversation("NUL byte", f"in {whose}")
-    try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        raise BadConversation("half a surrogate pair", f"in {whose}") from error
+    check_characters(content, whose)
     is_said_otherwise = message.get("tool_calls") or message["role"] == "tool"
     if not content.strip() and not is_said_otherwise:
         empty = "an empty answer" if message["role"] == "assistant" else "an empty message"

@@ -30,7 +30,12 @@ from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.text.chat import ChatTemplate
-from redco_flow.text.conversations import BadConversation, Conversation, check_messages
+from redco_flow.text.conversations import (
+    BadConversation,
+    Conversation,
+    check_characters,
+    check_messages,
+)
 from redco_flow.text.stop_strings import cut_before
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -191,8 +196,7 @@ class Conversant:
     def _ids(self, question: Question) -> list[int]:
         if question.messages is None:
             prompt = question.prompt or ""
-            if any("\ud800" <= character <= "\udfff" for character in prompt):
-                raise BadConversation("the prompt has half a surrogate pair, which is no text")
+            check_characters(prompt, "the prompt")
             (ids,) = self._tokenizer.encode_batch([prompt])
             if not ids:
                 raise BadConversation("the prompt is empty")

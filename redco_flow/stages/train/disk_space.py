@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from redco_flow.engine.training_plan import TrainingPlan
-from redco_flow.records import mount_of
+from redco_flow.records import existing_parent, mount_of
 from redco_flow.runtime.context import StageContext
 from redco_flow.stages.train.config import Config
 
@@ -47,7 +47,7 @@ def warn_of_little_space(
 
 def _lack_of_space(config: Config, work_dir: Path, needed: int) -> str:
     needed -= _num_bytes_in(work_dir / "checkpoints")
-    folder = next(one for one in (work_dir, *work_dir.parents) if one.exists())
+    folder = existing_parent(work_dir)
     free, limit = free_bytes(folder)
     if free is None or needed <= free:
         return ""
