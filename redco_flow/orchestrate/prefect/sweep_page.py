@@ -69,7 +69,8 @@ class SweepPage:
         id_ = found.id if found is not None else self._create(point, client, tags)
         with ENDING:  # not while another thread ends what the process before has left
             self._open = OpenFlowRun.note(str(id_), self._sweep, api)
-            client.set_flow_run_state(id_, _running(), force=True)
+            if found is not None:  # a new one may have been cancelled meanwhile
+                client.set_flow_run_state(id_, _running(), force=True)
         self._api = api
         self._watching = watch_for_cancelling(id_, self._cancel)
         self._id = id_  # the next point tries again where an error came before
@@ -102,7 +103,6 @@ class SweepPage:
 
     def _create(self, point: RunDirectory, client: SyncPrefectClient, tags: Sequence[str]) -> UUID:
         from prefect import Flow
-        from prefect.states import Pending
 
         given, record = point.record, self._sweep.record
         parameters = {
@@ -116,7 +116,7 @@ class SweepPage:
             parameters=parameters,
             name=self._sweep.id,
             tags=[*common_tags(point), *tags],
-            state=Pending(),
+            state=_running(),
         )
         return flow_run.id
 
