@@ -1,4 +1,4 @@
-"""Verbs around runs: doctor, clean, schema, profile, ui, completion."""
+"""Verbs around runs: doctor, clean, schema, profile, completion."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import dataclasses
 import json
 import os
 import sys
-import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
+from redco_flow.cli.arguments import Verbs, add_json
 from redco_flow.cli.loading import note_replaced
 from redco_flow.cli.text import columns, size
-from redco_flow.errors import UsageError
 from redco_flow.launch.host_facts import CleanedHost
-from redco_flow.tracking.locks import find_holder
-from redco_flow.tracking.run_directory import find_run
-from redco_flow.tracking.workspace import Workspace
 
 _LIST_RUNS = "ls redco-workspace/runs 2>/dev/null"  # the same words in every shell
 _KEPT = """\
@@ -42,14 +37,6 @@ def register(verbs: Verbs) -> None:
     profile = verbs.add("profile", _profile)
     profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
     add_json(profile)
-    ui = verbs.add("ui", _ui)
-    ui.add_argument("run", nargs="?", metavar="RUN", help="link to this run's page; @last")
-    add_workspace(ui)
-    ui.add_argument("--stop", action="store_true", help="stop the server started on this machine")
-    ui.add_argument(
-        "--force", action="store_true", help="with --stop: even while runs report to it"
-    )
-    ui.add_argument("--status", action="store_true", help="only report whether a server runs")
     completion = verbs.add("completion", _completion)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
 
@@ -142,21 +129,6 @@ def _profile(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ui(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.prefect.api import login_url
-    from redco_flow.orchestrate.prefect.server import api_at, ensure_server, server_status
-
-    if options.stop:
-        return _stop_server(options)
-    if options.status:
-        status = server_status()
-        print(f"{status.url} answers" if status.healthy and status.url else "no server answers")
-        return 0 if status.healthy else 1
-    api = api_at(ensure_server())
-    print(login_url(api, _page_of(options) if options.run else "/"))
-    return 0
-
-
 def _completion(options: argparse.Namespace) -> int:
     import shtab
 
@@ -182,48 +154,3 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():
                 yield from verb._actions
-
-
-def _page_of(options: argparse.Namespace) -> str:
-    """The path of a run's page; where the server is may have changed since."""
-    run = find_run(Workspace(workspace_path(options).absolute()), options.run)
-    url = run.read_state().get("prefect_url")
-    if not url:
-        if find_holder(run) is not None:
-            raise UsageError(f"run {run.id} has no Prefect page yet: it gets one within a minute.")
-        raise UsageError(
-            f"run {run.id} has no Prefect page: no Prefect server took it while it ran. "
-            f"`redco-flow report {run.id}` writes the run's own page."
-        )
-    return urllib.parse.urlsplit(str(url)).path
-
-
-def _stop_server(options: argparse.Namespace) -> int:
-    """End our own server unless it is needed.
-
-    Raises:
-        UsageError: it is needed, and it was not said that it may end.
-    """
-    from redco_flow.orchestrate.prefect.report import users_of
-    from redco_flow.orchestrate.prefect.server import own_api, stop_server
-
-    api = own_api()
-    users = users_of(api) if api is not None and not options.force else []
-    if users:
-        named = "".join(f"\n  {user}" for user in users)
-        sys.stderr.write(f"the Prefect server is in use by{named}\n")
-        if not _is_confirmed():
-            raise UsageError(
-                "the server was left running; `redco-flow ui --stop --force` ends it all the same. "
-                "Runs go on without it, and their pages get the end with the next run."
-            )
-    print("stopped" if stop_server() else "no server of ours was running")
-    return 0
-
-
-def _is_confirmed() -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    sys.stderr.write("End it? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

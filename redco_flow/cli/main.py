@@ -59,7 +59,7 @@ VERBS = {
     "clean": ("doctor", "delete finished jobs and caches on a profile's SSH hosts"),
     "schema": ("doctor", "print the JSON Schema of a pipeline file, for editors"),
     "profile": ("doctor", "print a cluster profile, defaults included"),
-    "ui": ("doctor", "start the Prefect server, if none runs, and print a link to it"),
+    "ui": ("ui", "serve a page of all runs to your browser; --prefect: Prefect's UI"),
     "completion": ("doctor", "print a shell's completion script"),
     "drill": ("drill", "inject faults into small trainings and check their recovery"),
 }

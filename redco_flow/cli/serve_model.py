@@ -66,7 +66,8 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _listening(options: argparse.Namespace) -> Any:
     """Return the server, before the model is loaded: a port that is taken is known at once."""
-    from redco_flow.orchestrate.checkpoints.model_server import LOOPBACK, ModelServer
+    from redco_flow.orchestrate.checkpoints.model_server import ModelServer
+    from redco_flow.orchestrate.http_server import LOOPBACK, cannot_listen, check_port
 
     token = os.environ.get(TOKEN_VARIABLE, "")
     if options.host not in LOOPBACK and not token:
@@ -74,12 +75,8 @@ def _listening(options: argparse.Namespace) -> Any:
             f"--host {options.host}: other machines could ask the model. Set {TOKEN_VARIABLE} to a "
             "token that requests must have as `Authorization: Bearer TOKEN`."
         )
-    if not 0 <= options.port < 1 << 16:
-        raise UsageError(f"--port {options.port}: ports are 0 to 65535.")
+    check_port(options.port)
     try:
         return ModelServer(options.host, options.port, token)
     except OSError as error:
-        raise UsageError(
-            f"cannot listen at {options.host}, port {options.port} ({error.strerror or error}). "
-            "Give another --port, or 0 for a free one."
-        ) from error
+        raise cannot_listen(options.host, options.port, error) from error

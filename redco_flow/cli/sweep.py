@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.control import PlannedPoint
     from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
     from redco_flow.report.compared_run import ComparedRun
+    from redco_flow.report.runs_page import RunsPage
     from redco_flow.spec.sweep_points import Point
 
 
@@ -66,7 +67,9 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
     not_compared = dict(_not_compared(completed))
     return {
         "sweep": sweep.id,
-        "state": _state([point["state"] for point in points], goes_on=is_driven or is_queued),
+        "state": state_of_sweep(
+            [point["state"] for point in points], goes_on=is_driven or is_queued
+        ),
         "queued": is_queued and not is_driven,
         "points": points,
         "best": _best(
@@ -186,7 +189,12 @@ def _has_begun(view: dict[str, Any]) -> bool:
     )
 
 
-def _state(states: list[str], *, goes_on: bool) -> str:
+def state_of_sweep(states: Sequence[str], *, goes_on: bool) -> str:
+    """Return a sweep's state by its points'.
+
+    Args:
+        goes_on: a process drives its runs, or their jobs are in a queue.
+    """
     if goes_on or any(state in LIVE_STATES for state in states):
         return State.RUNNING
     for state in (State.INTERRUPTED, State.WAITING):
@@ -197,23 +205,28 @@ def _state(states: list[str], *, goes_on: bool) -> str:
     )
 
 
-def write_sweep_page(sweep: SweepDirectory, path: Path | None = None) -> Path:
-    """Write a sweep's page, in its directory if nowhere else, and return its path.
-
-    Raises:
-        OSError: it cannot be written: the disk is full or read-only; names the path.
-    """
+def read_sweep_page(sweep: SweepDirectory) -> RunsPage:
+    """Return a sweep's page as it is now."""
     # Imported here: the verbs that never look at a sweep need not pay for it.
     from redco_flow.report.compared_run import ComparedRun
-    from redco_flow.report.runs_page import write_page
     from redco_flow.report.sweep_page import SweptRun, sweep_page
 
     points = [
         SweptRun(ComparedRun(sweep.run_of(point), _named(point.overrides)), point.overrides)
         for point in sweep.points
     ]
-    state = str(read_sweep_view(sweep)["state"])
-    return write_page(sweep_page(sweep.id, state, points, utc_now()), path or sweep.report_path)
+    return sweep_page(sweep.id, str(read_sweep_view(sweep)["state"]), points, utc_now())
+
+
+def write_sweep_page(sweep: SweepDirectory, path: Path | None = None) -> Path:
+    """Write a sweep's page, in its directory if nowhere else, and return its path.
+
+    Raises:
+        OSError: it cannot be written: the disk is full or read-only; names the path.
+    """
+    from redco_flow.report.runs_page import write_page
+
+    return write_page(read_sweep_page(sweep), path or sweep.report_path)
 
 
 DETACHED_EXIT_CODE = 130

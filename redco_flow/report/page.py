@@ -35,6 +35,7 @@ from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
 from redco_flow.report.stage_graph import StageGraph, stage_graph
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
+from redco_flow.report.system import SystemSection, system_sections
 from redco_flow.report.training import TrainingSection, Units, overlay_trainings, view_training
 from redco_flow.report.training_history import read_history
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -224,6 +225,7 @@ class Page:
     times: list[TimeShare]
     overlaid: list[Figure]
     trainings: list[TrainingSection]
+    system: list[SystemSection]
     rows: list[RowTable]
     curated: list[CurationSet]
     learnt: list[LearntSet]
@@ -267,8 +269,9 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         confusions=attempt("The confusions", lambda: confusions(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
-        overlaid=attempt("Losses of all trainings", lambda: _overlaid(each), []),
+        overlaid=attempt("Losses of all trainings", lambda: read_overlaid(each), []),
         trainings=attempt("The training", lambda: read_trainings(run, each), []),
+        system=attempt("What the jobs used", lambda: system_sections(each), []),
         rows=attempt("Skipped rows", lambda: list(row_tables(each, store)), []),
         curated=attempt("What was left out", lambda: list(curation_sets(each, store)), []),
         learnt=attempt("What is learnt", lambda: learnt_sets(each, store), []),
@@ -283,7 +286,8 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
     )
 
 
-def _overlaid(stages: Iterable[StageFacts]) -> list[Figure]:
+def read_overlaid(stages: Iterable[StageFacts]) -> list[Figure]:
+    """Return the chart of the losses of all trainings, where there are several."""
     histories = {stage.name: read_history(logging_attempts(stage)[0]) for stage in stages}
     return list(overlay_trainings({name: one for name, one in histories.items() if one.logged}))
 
@@ -334,7 +338,12 @@ def build_report(
     return written
 
 
-def render_page(page: Page) -> str:
-    """Return the page as HTML; every text of the user's is escaped."""
-    has_charts = any(training.figures for training in page.trainings)
-    return render("page.html.jinja", page.run, page=page, has_charts=has_charts)
+def render_page(page: Page, served: Mapping[str, Any] | None = None) -> str:
+    """Return the page as HTML; every text of the user's is escaped.
+
+    Args:
+        served: as of `rendering.render`: the run's notes, and whether a Prefect server runs.
+    """
+    drawn = [one.figures for one in page.trainings] + [one.figures for one in page.system]
+    has_charts = served is not None or any(drawn)
+    return render("page.html.jinja", page.run, served, page=page, has_charts=has_charts)

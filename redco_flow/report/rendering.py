@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,22 @@ _FOLDER = Path(__file__).parent
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
-def render(template: str, name: str, **values: Any) -> str:
+def render(template: str, name: str, served: Mapping[str, Any] | None = None, **values: Any) -> str:
     """Return a page as HTML.
 
     Args:
         template: a file of `templates/`.
         name: of the run or sweep, for a page that cannot be drawn.
+        served: what a page of `redco-flow ui` has in addition; it loads its scripts from there.
+            None: the page is a file that needs nothing else.
         values: what the template reads.
     """
     try:
-        html = _environment().get_template(template).render(version=__version__, **values)
+        html = (
+            _environment()
+            .get_template(template)
+            .render(version=__version__, served=served, **values)
+        )
     except Exception as error:  # noqa: BLE001 (a report with the error is better than none)
         html = _page_without_pieces(name, error)
     # Half a character (a lone surrogate) cannot be written, control characters are no HTML.
@@ -55,22 +62,22 @@ def _environment() -> Environment:
         moment=numbers.moment,
         duration=numbers.duration,
     )
-    environment.globals.update(script=_script, digest=_digest)
+    environment.globals.update(script=asset, digest=_digest)
     compact = {"separators": (",", ":"), "allow_nan": False}
     environment.policies["json.dumps_kwargs"] = compact
     return environment
 
 
 @cache
-def _script(name: str) -> Markup:
-    """A file of `assets/`, as the content of a `<script>`."""
+def asset(name: str) -> Markup:
+    """Return a file of `assets/`, as the content of a `<script>`."""
     return Markup((_FOLDER / "assets" / name).read_text(encoding="utf-8"))  # noqa: S704 (our own)
 
 
 @cache
 def _digest(name: str) -> str:
     """The digest of a script for a content security policy."""
-    digest = hashlib.sha256(_script(name).encode()).digest()
+    digest = hashlib.sha256(asset(name).encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 

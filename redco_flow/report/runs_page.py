@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
@@ -151,9 +152,18 @@ def write_page(page: RunsPage, path: Path) -> Path:
     Raises:
         OSError: the page cannot be written: the disk is full or read-only; names the path.
     """
+    write_text(path, render_runs_page(page))
+    return path
+
+
+def render_runs_page(page: RunsPage, served: Mapping[str, Any] | None = None) -> str:
+    """Return a page as HTML.
+
+    Args:
+        served: as of `rendering.render`.
+    """
     # Imported here: verbs that only describe a page need no templates.
     from redco_flow.report.rendering import render
 
     has_charts = any(section.figures for section in page.sections)
-    write_text(path, render("runs.html.jinja", page.title, page=page, has_charts=has_charts))
-    return path
+    return render("runs.html.jinja", page.title, served, page=page, has_charts=has_charts)

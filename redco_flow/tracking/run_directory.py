@@ -49,6 +49,7 @@ class RunRecord(TypedDict, total=False):
     host: str
     code: dict[str, Any]
     sweep: str
+    tags: list[str]  # of the pipeline; absent up to 0.2.0
     version: str  # of redco-flow; absent before 0.2.0
 
 
@@ -134,6 +135,7 @@ class RunDirectory:
         profile: str = "local",
         code: Mapping[str, Any] | None = None,
         sweep: str = "",
+        tags: Sequence[str] = (),
         version: str = "",
         run_id: str = "",
         clock: Clock = utc_now,
@@ -149,6 +151,7 @@ class RunDirectory:
             profile: the profile's name.
             code: commit, dirty, patch_digest (`code_digest.code_record`).
             sweep: the id of the sweep that the run is a point of.
+            tags: the pipeline's.
             version: of redco-flow.
             run_id: of `new_run_id`; empty: one is drawn.
             clock: the time of day, for people.
@@ -170,6 +173,7 @@ class RunDirectory:
             "host": os.uname().nodename,
             "code": dict(code or {}),
             "sweep": sweep,
+            "tags": list(tags),
             "version": version,
         }
         while True:

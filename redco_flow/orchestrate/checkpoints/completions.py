@@ -14,14 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from redco_flow.orchestrate.checkpoints.chat import Chat
+from redco_flow.orchestrate.http_server import BadRequest
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 _LEAST_TEMPERATURE = 1e-5
 _NUM_SEEDS = 1 << 31
-
-
-class BadRequest(ValueError):
-    """A request that cannot be answered; says which key is wrong."""
 
 
 class _Part(BaseModel):

@@ -10,27 +10,19 @@ import hmac
 import json
 import select
 import socket
-import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from redco_flow.orchestrate.checkpoints.chat import CannotConverse, ProcessDied
-from redco_flow.orchestrate.checkpoints.completions import (
-    CHAT_PATH,
-    TEXT_PATH,
-    BadRequest,
-    Completions,
-)
+from redco_flow.orchestrate.checkpoints.completions import CHAT_PATH, TEXT_PATH, Completions
+from redco_flow.orchestrate.http_server import LOOPBACK, BadRequest, HttpServer, RequestHandler
 
 _PATHS = (CHAT_PATH, TEXT_PATH, "/v1/models")
-LOOPBACK = ("127.0.0.1", "localhost")
 MAX_BODY_BYTES = 16 << 20
-_SECONDS_FOR_A_CLIENT = 60
 
 
-class ModelServer(ThreadingHTTPServer):
+class ModelServer(HttpServer):
     """Listens from its creation on; answers once `completions` is set.
 
     Args:
@@ -44,9 +36,6 @@ class ModelServer(ThreadingHTTPServer):
         OSError: it cannot listen at this address.
     """
 
-    daemon_threads = True
-    allow_reuse_address = True
-
     def __init__(self, host: str, port: int, token: str = "") -> None:
         super().__init__((host, port), _Handler)
         self.host, self.token = host, token
@@ -59,18 +48,11 @@ class ModelServer(ThreadingHTTPServer):
         """The base of the API."""
         return f"http://{self.host}:{self.server_address[1]}/v1"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print what went wrong, unless the client has gone."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(RequestHandler):
     server: ModelServer
-    protocol_version = "HTTP/1.1"
-    timeout = _SECONDS_FOR_A_CLIENT
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 (of http.server)
         if not self._is_allowed():
             return
         assert self.server.completions is not None
@@ -83,14 +65,14 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(404, f"unknown path {self.path}; known: {', '.join(_PATHS)}")
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 (of http.server)
         if not self._is_allowed():
             return
         if self.path not in (CHAT_PATH, TEXT_PATH):
             self._refuse(404, f"unknown path {self.path}; known: {', '.join(_PATHS)}")
             return
         try:
-            body = self._body()
+            body = self.read_json(MAX_BODY_BYTES)
         except BadRequest as error:
             self._refuse(400, str(error))
             return
@@ -121,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_allowed(self) -> bool:
         """Whether the request may be answered; one that may not is refused here."""
-        token, host = self.server.token, self._host()
+        token, host = self.server.token, self.host()
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
         if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             self._refuse(401, "the header `Authorization: Bearer TOKEN` is missing or wrong")
@@ -131,49 +113,15 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _host(self) -> str | None:
-        try:
-            return urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        except ValueError:
-            return None
-
-    def _body(self) -> dict[str, Any]:
-        """Raise BadRequest where the body is not a JSON object, or too long."""
-        if self.headers.get_content_type() != "application/json":
-            raise BadRequest("the header `Content-Type` must be application/json")
-        length = self.headers.get("Content-Length", "")
-        is_number = length.isdecimal() and len(length) <= len(str(MAX_BODY_BYTES))
-        if not is_number or int(length) > MAX_BODY_BYTES:
-            raise BadRequest(f"the body must have a Content-Length of at most {MAX_BODY_BYTES}")
-        try:
-            body = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise BadRequest("the body must be a JSON object")
-        return body
-
     def _refuse(self, status: int, message: str) -> None:
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.close_connection = True  # what is left of the body is not read
         self._send(status, {"error": {"message": message, "type": kind, "code": None}})
 
     def _send(self, status: int, value: dict[str, Any]) -> None:
-        self._write(status, "application/json", json.dumps(value).encode())
+        self.write(status, "application/json", json.dumps(value).encode())
 
     def _send_events(self, events: list[dict[str, Any]]) -> None:
         lines = [*map(json.dumps, events), "[DONE]"]
         text = "".join(f"data: {line}\n\n" for line in lines)
-        self._write(200, "text/event-stream", text.encode())
-
-    def _write(self, status: int, kind: str, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing for each request."""
+        self.write(200, "text/event-stream", text.encode())

@@ -136,6 +136,7 @@ def write_run(
         profile=profile_name,
         code=code.record,
         sweep=sweep,
+        tags=resolved.document["tags"],
         version=__version__,
         run_id=run_id,
     )

@@ -101,17 +101,21 @@
     }
   }
 
-  for (const plot of document.querySelectorAll(".plot")) {
-    const source = plot.querySelector("script");
-    const figure = JSON.parse(source.textContent);
-    source.remove();
-    const isWide = plot.closest("figure").classList.contains("wide");
-    const state = { figure, isWide, isLog: figure.layout.yaxis.type === "log", smoothing: 0 };
-    states.set(plot, state);
-    listen(plot, state);
+  function addPlots() {
+    for (const plot of [...states.keys()]) if (!plot.isConnected) states.delete(plot);
+    for (const source of document.querySelectorAll(".plot > script")) {
+      const plot = source.parentNode;
+      const figure = JSON.parse(source.textContent);
+      source.remove();
+      const isWide = plot.closest("figure").classList.contains("wide");
+      const state = { figure, isWide, isLog: figure.layout.yaxis.type === "log", smoothing: 0 };
+      states.set(plot, state);
+      listen(plot, state);
+    }
   }
+
   // Samples beyond the first ones are shown on demand, or where what is searched for stands in them.
-  for (const search of document.querySelectorAll("input.search")) {
+  function addSearch(search) {
     const controls = search.closest(".controls");
     const list = controls.nextElementSibling;
     const all = controls.querySelector("input.all");
@@ -129,7 +133,22 @@
     search.addEventListener("input", filter);
     all.addEventListener("change", filter);
   }
+
+  // Draw what is new in the document.
+  function scan() {
+    addPlots();
+    for (const search of document.querySelectorAll("input.search")) addSearch(search);
+    return drawAll();
+  }
+
+  // Draw all charts, in the document's order, with other data; the reader's choices stay.
+  function update(figures) {
+    for (const [index, plot] of [...document.querySelectorAll(".plot")].entries()) states.get(plot).figure = figures[index];
+    return drawAll();
+  }
+
+  window.redcoCharts = { scan, update };
   for (const scheme of schemes) scheme.addEventListener("change", drawAll);
   document.documentElement.classList.add("has-script");
-  drawAll().then(() => document.documentElement.classList.add("has-charts"));
+  scan().then(() => document.documentElement.classList.add("has-charts"));
 })();

@@ -1,0 +1,277 @@
+"""The page of all runs of a workspace: an HTTP server on loopback, for one user.
+
+The link that `redco-flow ui` prints has a secret, for which the browser gets a cookie; everything
+else is refused, as are requests for another host (DNS rebinding) and changes that a page of
+another site sends. The secret is a new one each time, and no file has it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import traceback
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from redco_flow.cli.listing import Listing
+from redco_flow.cli.run_page import read_live, served_run_page
+from redco_flow.cli.sweep import read_sweep_page
+from redco_flow.errors import RedcoFlowError
+from redco_flow.orchestrate.http_server import LOOPBACK, BadRequest, HttpServer, RequestHandler
+from redco_flow.orchestrate.prefect.api import login_url, ui_url
+from redco_flow.orchestrate.prefect.server import external_url, own_api
+from redco_flow.report.compared_run import ComparedRun
+from redco_flow.report.comparison import comparison_page
+from redco_flow.report.rendering import asset, render
+from redco_flow.report.runs_page import render_runs_page
+from redco_flow.tracking.notes import read_notes, write_notes
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import SweepDirectory
+from redco_flow.tracking.workspace import Workspace
+
+ADDRESS = "127.0.0.1"
+_ASSETS = ("page.js", "served.js", "plotly-basic.min.js")
+_DIRECTORY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_MAX_BODY_BYTES = 1 << 16
+_MIN_COMPRESSED_BYTES = 1 << 14
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+}
+
+
+class NotFound(Exception):
+    """There is no such page; the message is for the reader."""
+
+
+class RunsServer(HttpServer):
+    """Serves the pages of one workspace from its creation on.
+
+    Args:
+        port: 0 is a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, port: int, workspace: Workspace) -> None:
+        super().__init__((ADDRESS, port), _Handler)
+        self.workspace, self.listing = workspace, Listing(workspace)
+        self.secret = secrets.token_urlsafe(32)
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name: browsers send it to every port of this host."""
+        return f"redco-flow-{self.server_address[1]}"
+
+    def link(self, page: str = "/") -> str:
+        """Return the address of a page that lets a browser in."""
+        return f"http://{ADDRESS}:{self.server_address[1]}{page}?token={self.secret}"
+
+
+class _Handler(RequestHandler):
+    server: RunsServer
+
+    def do_GET(self) -> None:  # noqa: N802 (of http.server)
+        url = urlsplit(f"/{self.path.lstrip('/')}")
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        if not self._is_allowed(url.path, query):
+            return
+        try:
+            self._answer(unquote(url.path), query)
+        except NotFound as error:
+            self._message(404, str(error))
+        except (RedcoFlowError, OSError) as error:
+            if not isinstance(error, ConnectionError | TimeoutError):
+                self._message(500, _text(error))
+        except Exception as error:  # noqa: BLE001 (the server goes on)
+            traceback.print_exc()
+            self._message(500, f"This page could not be made: {type(error).__name__}: {error}")
+
+    def do_POST(self) -> None:  # noqa: N802 (of http.server)
+        self.close_connection = True  # a body that is refused is not read
+        if not self._is_allowed("", {}):
+            return
+        origin = self.headers.get("Origin", "")
+        if origin != f"http://{self.headers.get('Host', '')}":
+            self._json(403, {"error": f"the request is of a page of {origin or 'no origin'}"})
+            return
+        try:
+            if self.path != "/api/notes":
+                raise BadRequest(f"unknown path {self.path}")
+            self._json(*self._write_notes(self.read_json(_MAX_BODY_BYTES)))
+        except NotFound as error:
+            self._json(404, {"error": str(error)})
+        except (BadRequest, RedcoFlowError, OSError) as error:
+            self._json(400, {"error": _text(error)})
+
+    def _is_allowed(self, path: str, query: Mapping[str, str]) -> bool:
+        """Whether the request may be answered; one that may not is answered here."""
+        if self.host() not in LOOPBACK:
+            self._message(403, f"This server is {' or '.join(LOOPBACK)}, not {self.host()}.")
+            return False
+        if "token" in query:
+            if self._is_secret(query["token"]):
+                cookie = f"{self.server.cookie}={self.server.secret}; Path=/; HttpOnly"
+                headers = {"Location": path, "Set-Cookie": f"{cookie}; SameSite=Strict"}
+                self.write(303, "text/plain", b"", headers)
+                return False
+        elif self._is_secret(self._cookie()):
+            return True
+        self._message(
+            401,
+            "This page is for the user who started it. Open the link that `redco-flow ui` "
+            "printed; it has a new secret after each start.",
+        )
+        return False
+
+    def _is_secret(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.server.secret.encode())
+
+    def _cookie(self) -> str:
+        try:
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+        except CookieError:
+            return ""
+        return found.value if found else ""
+
+    def _answer(self, path: str, query: Mapping[str, str]) -> None:
+        workspace = self.server.workspace
+        match path.split("/")[1:]:
+            case [""]:
+                values = {"workspace": str(workspace.root), "has_prefect": _has_prefect()}
+                self._html(render("workspace.html.jinja", "runs", values, has_charts=False))
+            case ["api", "runs"]:
+                self._json(200, self.server.listing.read())
+            case ["assets", name] if name in _ASSETS:
+                self._send(200, "text/javascript; charset=utf-8", asset(name).encode())
+            case ["run", name]:
+                self._redirect(f"/run/{quote(self._run(name).id)}/")
+            case ["run", name, ""]:
+                has_prefect = _has_prefect()
+                self._html(served_run_page(self._run(name), workspace, has_prefect=has_prefect))
+            case ["run", name, "live"]:
+                self._json(200, read_live(self._run(name), workspace, query.get("charts", "")))
+            case ["run", name, *_] if path.endswith(".log"):
+                self._file(self._run(name).path / path.split("/", 3)[3])
+            case ["sweep", name]:
+                page = read_sweep_page(SweepDirectory(self._directory("sweeps", name)))
+                self._html(render_runs_page(page, served={}))
+            case ["compare"]:
+                names = dict.fromkeys(query.get("runs", "").split(","))
+                runs = [ComparedRun(self._run(name)) for name in names if name]
+                if len(runs) < 2:
+                    raise NotFound("Select two runs or more to compare them.")
+                self._html(render_runs_page(comparison_page(runs, utc_now()), served={}))
+            case ["prefect"]:
+                self._redirect(self._prefect_page(query.get("run", "")))
+            case _:
+                raise NotFound(f"There is no page {path}.")
+
+    def _run(self, name: str) -> RunDirectory:
+        return RunDirectory(self._directory("runs", name))
+
+    def _directory(self, folder: str, name: str) -> Path:
+        path = self.server.workspace.root / folder / name
+        if not _DIRECTORY_NAME.fullmatch(name) or not path.is_dir():
+            what = folder.removesuffix("s")
+            raise NotFound(
+                f"There is no {what} {name} in {self.server.workspace.root}: its directory was "
+                "deleted, or never existed."
+            )
+        return path
+
+    def _file(self, path: Path) -> None:
+        """Send a log of any run, to which reports link relative to their own run."""
+        found = path.resolve()
+        if not found.is_relative_to(self.server.workspace.runs.resolve()) or not found.is_file():
+            raise NotFound(f"There is no log {path}.")
+        with found.open("rb") as file:
+            # Exactly as much as was announced: the log of a running job grows meanwhile.
+            length = found.stat().st_size
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.send_header("Content-Length", str(length))
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
+            self.end_headers()
+            while length and (chunk := file.read(min(length, 1 << 20))):
+                self.wfile.write(chunk)
+                length -= len(chunk)
+            self.close_connection |= length > 0
+
+    def _prefect_page(self, run: str) -> str:
+        """The address of Prefect's page; its secret is in no page of ours."""
+        url = self._run(run).read_state().get("prefect_url") if run else None
+        page = urlsplit(str(url)).path if url else "/"
+        if named := external_url():
+            return f"{ui_url(named)}{page}"
+        if (api := own_api()) is None:
+            raise NotFound("No Prefect server runs; `redco-flow ui --prefect` starts one.")
+        return login_url(api, page)
+
+    def _write_notes(self, body: Mapping[str, object]) -> tuple[int, dict[str, object]]:
+        match body:
+            case {"run": str(name), "note": str(note), "labels": str(labels),
+                  "edited_at": str(edited_at), **rest} if not rest:  # fmt: skip
+                run = self._run(name)
+                present = read_notes(run)
+                if present.edited_at != edited_at:
+                    said = f"{present.by} changed it meanwhile; copy your text and reload the page"
+                    return 409, {"error": said}
+                made = write_notes(run, note, labels.split(","))
+                return 200, {"edited_at": made.edited_at}
+        raise BadRequest("the body must have run, note, labels and edited_at, each a text")
+
+    def _html(self, text: str) -> None:
+        self._send(200, "text/html; charset=utf-8", text.encode())
+
+    def _message(self, status: int, text: str) -> None:
+        if self.headers.get("Sec-Fetch-Dest", "document") != "document":
+            self._json(status, {"error": text})
+            return
+        page = render("message.html.jinja", str(status), {}, message=text, has_charts=False)
+        self._send(status, "text/html; charset=utf-8", page.encode())
+
+    def _json(self, status: int, value: object) -> None:
+        content = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        self._send(status, "application/json", content)
+
+    def _redirect(self, location: str) -> None:
+        self.write(303, "text/plain", b"", {"Location": location, "Cache-Control": "no-store"})
+
+    def _send(self, status: int, kind: str, content: bytes) -> None:
+        """Send a response, or only that it is what the browser has already."""
+        etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        if status == 200 and self.headers.get("If-None-Match") == etag:
+            self.write(304, kind, b"", {"ETag": etag, **_HEADERS})
+            return
+        headers = {"ETag": etag, **_HEADERS}
+        accepted = self.headers.get("Accept-Encoding", "")
+        if len(content) > _MIN_COMPRESSED_BYTES and "gzip" in accepted:
+            content = gzip.compress(content, compresslevel=1)
+            headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        self.write(status, kind, content, headers)
+
+
+def _has_prefect() -> bool:
+    return bool(external_url()) or own_api() is not None
+
+
+def _text(error: Exception) -> str:
+    """An error in one line, with the path of one of the operating system's."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

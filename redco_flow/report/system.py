@@ -1,0 +1,126 @@
+"""Charts of what a stage's job used of its host: processors, memory, GPUs, free disk space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+from redco_flow.errors import DamagedRecord
+from redco_flow.report.charts import Figure, Line, LineChart, Point
+from redco_flow.report.stage_facts import StageFacts
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.typed_records import read_record_lines
+
+RECORD = "system_metrics.jsonl"
+_GIB = float(1 << 30)
+_HEIGHT = 220
+_SECONDS_OF_A_MINUTE = 60.0
+
+
+class GpuSample(TypedDict):
+    """One GPU in a sample."""
+
+    index: int
+    utilization_percent: NotRequired[float | None]
+    memory_used_bytes: NotRequired[int | None]
+    memory_total_bytes: NotRequired[int | None]
+
+
+class Sample(TypedDict):
+    """A line of system_metrics.jsonl; the job's supervisor writes it."""
+
+    time: float
+    cpu_cores: NotRequired[float | None]
+    memory_bytes: NotRequired[int | None]
+    disk_free_bytes: NotRequired[int | None]
+    gpus: NotRequired[list[GpuSample]]
+
+
+@dataclass(frozen=True)
+class SystemSection:
+    """What one stage's job used, with what is wrong with its record."""
+
+    stage: str
+    figures: tuple[Figure, ...]
+    remark: str = ""
+
+
+def system_sections(stages: Iterable[StageFacts]) -> list[SystemSection]:
+    """Return the charts of each stage whose job was sampled."""
+    return [found for one in stages if (found := _section(one)) is not None]
+
+
+def _section(stage: StageFacts) -> SystemSection | None:
+    samples: list[Sample] = []
+    remark = ""
+    for attempt in stage.maker.attempts if stage.maker else stage.attempts:
+        try:
+            samples += _read(attempt)
+        except DamagedRecord as damage:
+            remark = str(damage)
+    samples.sort(key=lambda sample: sample["time"])
+    return (
+        SystemSection(stage.name, tuple(_figures(samples)), remark) if samples or remark else None
+    )
+
+
+def _read(attempt: AttemptDirectory) -> list[Sample]:
+    path = attempt.path / RECORD
+    return list(read_record_lines(path, Sample)) if path.is_file() else []
+
+
+def _figures(samples: Sequence[Sample]) -> Iterator[Figure]:
+    gpus = sorted({gpu["index"] for sample in samples for gpu in sample.get("gpus") or ()})
+
+    def of_gpus(title: str, label: str, key: str, unit: float) -> Iterator[Figure]:
+        lines = [
+            (f"GPU {index}", lambda sample, index=index: _of_gpu(sample, index, key))
+            for index in gpus
+        ]
+        yield from _figure(title, label, samples, lines, unit)
+
+    yield from of_gpus("GPU utilization", "%", "utilization_percent", 1.0)
+    yield from of_gpus("GPU memory", "GiB in use", "memory_used_bytes", _GIB)
+    for title, label, key, unit in (
+        ("CPU", "cores in use", "cpu_cores", 1.0),
+        ("Memory", "GiB of the job's processes", "memory_bytes", _GIB),
+        ("Disk", "GiB free in the workspace", "disk_free_bytes", _GIB),
+    ):
+        read = lambda sample, key=key: sample.get(key)  # noqa: E731
+        yield from _figure(title, label, samples, [("", read)], unit)
+
+
+def _figure(
+    title: str,
+    label: str,
+    samples: Sequence[Sample],
+    lines: Iterable[tuple[str, Callable[[Sample], Any]]],
+    unit: float,
+) -> Iterator[Figure]:
+    """A chart over the minutes since the first sample; none where nothing was measured."""
+    begin = samples[0]["time"] if samples else 0.0
+    drawn = []
+    for colour, (name, read) in enumerate(lines, 1):
+        points: list[Point] = [
+            ((sample["time"] - begin) / _SECONDS_OF_A_MINUTE, value / unit)
+            for sample in samples
+            if (value := read(sample)) is not None
+        ]
+        if points:
+            drawn.append(Line(name, points, colour))
+    if drawn:
+        chart = LineChart(
+            title=f"{title} over time",
+            x_label="minutes",
+            y_label=label,
+            lines=drawn,
+            height=_HEIGHT,
+            from_zero=True,
+        )
+        yield Figure(title, chart, is_wide=False)
+
+
+def _of_gpu(sample: Sample, index: int, key: str) -> Any:
+    found = (gpu for gpu in sample.get("gpus") or () if gpu["index"] == index)
+    return next((gpu.get(key) for gpu in found), None)
