@@ -3,7 +3,9 @@
     python benchmarks/cli.py [--num-runs 1000] [--repeats 9]
 
 Prints one line per verb and one JSON line last: medians in seconds of whole processes, and of
-`python -c pass` beside them, since that is what every command pays on this machine.
+`python -c pass` beside them, since that is what every command pays on this machine. `rows_first`
+and `rows_next` are requests to `redco-flow ui` for the rows of all runs: the first one after the
+server's start, when nothing is known of any run, and the next ones.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -70,6 +73,21 @@ def median_seconds(command: list[str], repeats: int) -> float:
     return statistics.median(times)
 
 
+def rows_seconds(command: list[str], repeats: int) -> dict[str, float]:
+    """Start the page's server, and ask it for the rows of all runs."""
+    times = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        link = server.stdout.readline().strip()
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opener.open(link).read()
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            opener.open(f"{link.partition('?')[0]}api/runs").read()
+            times.append(time.perf_counter() - start)
+        server.terminate()
+    return {"rows_first": times[0], "rows_next": statistics.median(times[1:])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-runs", type=int, default=1000)
@@ -88,8 +106,9 @@ def main() -> None:
             "why": [*program, "why", "rougeL", *where],
         }
         seconds = {name: median_seconds(words, options.repeats) for name, words in commands.items()}
+        seconds |= rows_seconds([*program, "ui", "--port", "0", *where], options.repeats)
     for name, value in seconds.items():
-        print(f"{name:8} {value * 1000:7.0f} ms")
+        print(f"{name:10} {value * 1000:7.0f} ms")
     rounded = {name: round(value, 3) for name, value in seconds.items()}
     print(json.dumps({"num_runs": options.num_runs, "median_seconds": rounded}))
 

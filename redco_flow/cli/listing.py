@@ -22,7 +22,7 @@ from redco_flow.report.numbers import seconds_between
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.deletions import find_run_deletion
 from redco_flow.tracking.locks import find_holder
-from redco_flow.tracking.notes import RunNotes, read_notes
+from redco_flow.tracking.notes import read_notes
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.run_metrics import read_metrics
 from redco_flow.tracking.schedules import ScheduleDirectory, list_schedules
@@ -136,41 +136,44 @@ def _read_row(run: RunDirectory) -> Row | None:
         "state": "damaged", "message": "", "progress": "", "queued": False, "metrics": {},
         "tags": [], "overrides": [], "profile": "", "user": "", "created_at": "",
         "started_at": None, "seconds": None, "damage": "", "is_deleted": False,
+        "note": "", "labels": [], "edited_at": "",
     }  # fmt: skip
-    try:
-        record, state = run.record, run.read_state()
-        row |= _known(record, state)
-    except DamagedRecord as damage:
-        if not run.path.exists():
-            return None
-        row["damage"] = str(damage)
-    try:
-        notes = read_notes(run)
-    except DamagedRecord as damage:
-        notes, row["damage"] = RunNotes(), str(damage)
-    row |= {"note": notes.note, "labels": notes.labels, "edited_at": notes.edited_at}
+    damaged = []
+    for read in (_of_record, _of_state, _of_notes):
+        try:
+            row |= read(run)
+        except DamagedRecord as damage:
+            damaged.append(str(damage))
+    if damaged and not run.path.exists():
+        return None
+    row["damage"] = " ".join(damaged)
     return row | {"is_deleted": find_run_deletion(run) is not None}
 
 
-def _known(record: Row, state: Row) -> Row:
+def _of_record(run: RunDirectory) -> Row:
+    kept = ("sequence", "sweep", "tags", "overrides", "profile", "user", "created_at")
+    return {key: run.record[key] for key in kept if run.record.get(key)}
+
+
+def _of_state(run: RunDirectory) -> Row:
+    state = run.read_state()
     started, ended = state.get("started_at"), state.get("ended_at")
-    metrics = read_metrics(state["stages"])
-    kept = ("sweep", "tags", "overrides", "profile", "user", "created_at")
     return {
-        **{key: record[key] for key in kept if record.get(key)},
-        "sequence": record["sequence"],
         "state": state["state"],
         "message": (state.get("message") or "").partition("\n")[0],
         "started_at": started,
         "seconds": seconds_between(started, ended) if ended else None,
         # JSON has neither NaN nor infinity.
-        "metrics": {name: as_json(value) for name, value in metrics.items()},
+        "metrics": {
+            name: value if math.isfinite(value) else str(value)
+            for name, value in read_metrics(state["stages"]).items()
+        },
     }
 
 
-def as_json(value: float) -> float | str:
-    """Return a number as JSON can carry it: NaN and infinity as texts."""
-    return value if math.isfinite(value) else str(value)
+def _of_notes(run: RunDirectory) -> Row:
+    notes = read_notes(run)
+    return {"note": notes.note, "labels": notes.labels, "edited_at": notes.edited_at}
 
 
 def _read_schedule(directory: ScheduleDirectory) -> Row:

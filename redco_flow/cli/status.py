@@ -267,12 +267,15 @@ def _list(options: argparse.Namespace) -> int:
             duration(view["seconds"]),
             "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
             view["sweep"],
+            ", ".join([*view["labels"], *view["tags"]]),
             *([size(view["bytes"])] if options.size else []),
         ]
         for view in views
     ]
     has_sweeps = any(view["sweep"] for view in views)
+    has_labels = any(view["labels"] or view["tags"] for view in views)
     header = ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS", "SWEEP" if has_sweeps else ""]
+    header += ["LABELS, TAGS" if has_labels else ""]
     header += ["SIZE"] if options.size else []
     print(columns(rows, header))
     return 0
@@ -327,6 +330,9 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
         lines += [f"    warning: {stage['warning']}"] if stage.get("warning") else []
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
+    for key in ("labels", "note"):
+        text = view.get(key) or ""
+        lines += [f"{key}: {text if isinstance(text, str) else ', '.join(text)}"] if text else []
     if view.get("deleted"):
         lines.append(f"artifacts and work that no other run has, and logs: {view['deleted']}")
     # A failed run's message is its first failed stage's, which is in that stage's line, and a
@@ -342,7 +348,9 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
         if view[title]:
             lines.append(f"{title.removesuffix('_url')}: {view[title]}")
     if str(view["prefect_url"] or "").startswith("http://127.0.0.1:"):
-        lines.append(f"  (`redco-flow ui {view['run']}` prints a link that lets a browser in)")
+        lines.append(
+            f"  (`redco-flow ui --prefect {view['run']}` prints a link that lets a browser in)"
+        )
     if view["queued"]:
         lines.append(
             f"its jobs go on without a launcher; `redco-flow resume {view['run']}` follows them."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import threading
 import urllib.parse
 
 from redco_flow.cli.arguments import Verbs, add_workspace, workspace_path
@@ -66,6 +67,8 @@ def _serve(options: argparse.Namespace) -> int:
         raise cannot_listen(ADDRESS, options.port, error) from error
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
+        # The first list of a large workspace is read while the link is opened.
+        threading.Thread(target=server.listing.read, daemon=True).start()
         print(server.link(page), flush=True)
         sys.stderr.write(f"the runs of {workspace.root}; Ctrl-C ends the page\n")
         try:

@@ -20,6 +20,7 @@ from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.deletions import deletion_text, find_deletion, find_run_deletion
 from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.notes import RunNotes, read_notes
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.run_metrics import read_metrics
 from redco_flow.tracking.sweep_directory import current_attempt
@@ -132,15 +133,19 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_checked_view(run: RunDirectory, *, with_lines: bool) -> dict[str, Any]:
-    """Return the run's view with what is wrong with any record of it, and its deletion.
+    """Return the run's view with what people added, its damaged records and its deletion.
 
     Args:
         with_lines: as of `find_damaged_records`.
     """
     found = find_damaged_records(run, with_lines=with_lines)
     deletion = find_run_deletion(run)
+    notes = unless_damaged(lambda: read_notes(run)) or RunNotes()
     return {
         **read_run_view(run),
+        "tags": (unless_damaged(lambda: run.record) or {}).get("tags", []),
+        "labels": notes.labels,
+        "note": notes.note,
         "damaged": [str(damage) for damage in found],
         "deleted": deletion_text(deletion) if deletion else "",
     }

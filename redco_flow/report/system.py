@@ -39,7 +39,7 @@ class Sample(TypedDict):
 
 @dataclass(frozen=True)
 class SystemSection:
-    """What one stage's job used, with what is wrong with its record."""
+    """One stage's charts, and the damage of its record if there is any."""
 
     stage: str
     figures: tuple[Figure, ...]

@@ -102,7 +102,7 @@ class Profile(StrictModel):
         grace_seconds: time between the request to stop and the kill.
         max_parallel_stages: independent stages that run at once.
         prefect_api_url: the Prefect API that runs report to; None: that of PREFECT_API_URL, or our
-            own server on this host where it runs (`redco-flow ui` starts it).
+            own server on this host where it runs (`redco-flow ui --prefect` starts it).
         start_prefect_server: start our own server with a run where it does not run yet.
         retries: number of retries of a stage, by the cause of its end.
         defaults: keys of a pipeline, used where a pipeline file has none; under `stages`, only

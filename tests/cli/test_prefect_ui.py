@@ -75,11 +75,11 @@ def fired(page):
 
 @pytest.fixture(scope="module")
 def ui(chromium, schedules, tmp_path_factory):
-    """A browser that was let in by the link that `redco-flow ui` prints."""
+    """A browser that was let in by the link that `redco-flow ui --prefect` prints."""
     context = chromium.new_context(viewport={"width": 1300, "height": 860})
     context.set_default_timeout(1000 * MOST_SECONDS)
     page = context.new_page()
-    page.goto(schedules("ui").strip())
+    page.goto(schedules("ui", "--prefect").strip())
     page.wait_for_function("document.body.innerText.includes('Deployments')")
     page.pictures = tmp_path_factory.getbasetemp() / "screenshots"
     yield page

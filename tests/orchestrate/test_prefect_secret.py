@@ -160,8 +160,8 @@ def test_the_link_that_ui_prints_shows_the_runs_page_in_a_browser(held_run, brow
     workspace = held_run.path.parents[1]
 
     browser.goto(page)
-    browser.wait_for_function("document.body.innerText.includes('redco-flow ui RUN')")
-    told = ui(held_run.id, "-w", str(workspace), cwd=tmp_path)
+    browser.wait_for_function("document.body.innerText.includes('redco-flow ui --prefect RUN')")
+    told = ui("--prefect", held_run.id, "-w", str(workspace), cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     browser.goto(told.stdout.strip())
 

@@ -146,4 +146,6 @@ def _check_prefect(profile: Profile) -> Finding:
             f"no server answers at {status.url}",
             "start it, or unset PREFECT_API_URL and the profile's prefect_api_url",
         )
-    return Finding("prefect", True, "no server: runs have no page until `redco-flow ui` starts one")
+    return Finding(
+        "prefect", True, "no server: runs have no page there until `redco-flow ui --prefect` starts one"
+    )

@@ -38,7 +38,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 # Prefect is imported once for all runs of a process, for one address.
 _PREPARING = threading.Lock()
 _imported_for: dict[str, PrefectApi] = {}
-# Until an API answers: `redco-flow ui` may start our server while a run is at work.
+# Until an API answers: `redco-flow ui --prefect` may start our server while a run is at work.
 _FIRST_WAIT, _LAST_WAIT = 2.0, 60.0
 _NUM_RETRIES = 3
 

@@ -36,8 +36,8 @@ location.replace(/^[/](?![/\\\\])/.test(page) ? page : "/");
 """.replace("COOKIE", _COOKIE)
 _HINT_PAGE = """<!doctype html>
 <title>redco-flow</title>
-<p>This Prefect server is for its user alone. <code>redco-flow ui</code> prints a link that lets a
-browser in, <code>redco-flow ui RUN</code> one to a run's page.</p>
+<p>This Prefect server is for its user alone. <code>redco-flow ui --prefect</code> prints a
+link that lets a browser in, <code>redco-flow ui --prefect RUN</code> one to a run's page.</p>
 """
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]

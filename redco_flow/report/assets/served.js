@@ -32,7 +32,8 @@
     if (typeof value !== "number") return value === undefined ? "–" : String(value);
     const size = Math.abs(value);
     if (Number.isInteger(value) && size >= 1e4) return value.toLocaleString("en");
-    return value === 0 || (size >= 1 && size < 1e4) ? value.toFixed(2) : String(Number(value.toPrecision(4)));
+    if (value === 0 || (size >= 1 && size < 1e4)) return value.toFixed(2);
+    return size >= 1e-3 && size < 1 ? value.toPrecision(4) : value.toExponential(3);
   }
 
   const moment = (text) => (text || "").slice(0, 16).replace("T", " ");
@@ -148,7 +149,7 @@
   }
 
   // The table of runs.
-  const NUM_COLUMNS = 3;
+  const NUM_COLUMNS = 4;
   const NUM_AT_ONCE = 150;
   const NO_CHOICE = { view: "runs", q: "", pipeline: "", tag: "", state: "", metric: "", op: "≥", value: "", sort: "created", up: "", columns: "" };
 
@@ -196,14 +197,17 @@
         .map(([, row]) => row);
     }
 
-    // The chosen metrics, or those that most of the runs have.
+    // The chosen metrics, or those that most of the runs have: two of evaluations before two of trainings.
     function columns(found) {
       if (choice.columns) return choice.columns.split("|").slice(1);
       const counts = new Map();
       for (const row of found) for (const name in row.metrics) counts.set(name, (counts.get(name) || 0) + 1);
       const isOwn = (name) => name.split("/").includes("val") || name.endsWith("train/loss");
-      const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a) || isOwn(a) - isOwn(b));
-      return [...new Set([...(choice.metric ? [choice.metric] : []), ...names])].slice(0, NUM_COLUMNS);
+      const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
+      const scores = names.filter((name) => !isOwn(name));
+      const own = names.filter(isOwn);
+      const first = [choice.metric, ...scores.slice(0, 2), ...own.slice(0, 2), ...scores.slice(2), ...own.slice(2)];
+      return [...new Set(first.filter(Boolean))].slice(0, NUM_COLUMNS);
     }
 
     function set(changes) {
@@ -227,8 +231,9 @@
         ticked[box.checked ? "add" : "delete"](row.run);
         draw();
       });
-      const small = [row.overrides.join("  ")].filter(Boolean).map((text) => make("small", { class: "cut", title: text }, text));
-      if (row.sweep) small.push(make("small", {}, make("a", { href: `/sweep/${encodeURIComponent(row.sweep)}` }, row.sweep)));
+      const settings = row.overrides.join("  ");
+      const small = make("small", { class: "cut", title: settings }, settings);
+      if (row.sweep) small.append(settings ? " · " : "", make("a", { href: `/sweep/${encodeURIComponent(row.sweep)}`, title: row.sweep }, `sweep ${row.sweep.split("-").pop()}`));
       const wrong = [row.damage, row.is_deleted ? "artifacts deleted" : ""].filter(Boolean);
       const said = [...wrong, row.progress || (row.state === "completed" ? "" : row.message)].filter(Boolean).join("; ");
       const pencil = make("button", { type: "button", class: "edit", "aria-label": `note and labels of ${row.run}`, title: "note and labels" }, "✎");
@@ -236,7 +241,7 @@
       const isRunning = row.seconds === null && row.started_at && row.state === "running";
       return [
         make("td", {}, box),
-        make("th", { scope: "row" }, make("a", { class: "id", href: `/run/${encodeURIComponent(row.run)}/` }, row.run), ...small),
+        make("th", { scope: "row" }, make("a", { class: "id", href: `/run/${encodeURIComponent(row.run)}/` }, row.run), small),
         make("td", {}, badge(row.state), ...(said ? [make("small", { class: "cut", title: said }, said)] : [])),
         ...names.map((name) => make("td", { class: "num" }, score(row.metrics[name]))),
         make("td", { class: "num", "data-started": isRunning && row.started_at }, duration(VALUES.time(row))),
@@ -258,7 +263,7 @@
     }
 
     function drawHead(names, found) {
-      const heads = [["run", "run"], ["state", "state"], ...names.map((name) => [`=${name}`, name]), ["time", "time"], ["created", "created (UTC)"], ["note", "labels, tags and note"]];
+      const heads = [["run", "run"], ["state", "state"], ...names.map((name) => [`=${name}`, name]), ["time", "time"], ["created", "created (UTC)"], ["note", "labels and note"]];
       const key = JSON.stringify([heads, choice.sort, choice.up]);
       if (key !== headed) {
         headed = key;
@@ -293,6 +298,7 @@
       const empty = $(".empty");
       empty.hidden = found.length > 0;
       empty.textContent = rows.length ? "No run fits these filters." : "There are no runs yet: redco-flow run PIPELINE starts one.";
+      $("#reset").hidden = found.length === rows.length && Object.keys(choice).every((name) => name === "view" || choice[name] === NO_CHOICE[name]);
       const compare = $("#compare");
       compare.disabled = ticked.size < 2;
       compare.textContent = ticked.size ? `Compare ${ticked.size}` : "Compare";
