@@ -46,6 +46,7 @@ VERBS = {
     "compare": ("compare", "compare several runs: settings that differ, metrics"),
     "history": ("compare", "list the runs of one pipeline over time, oldest first"),
     "report": ("compare", "render the HTML report of a run or sweep again"),
+    "ui": ("ui", "serve a page of all runs to your browser; --prefect: Prefect's UI"),
     "promote": ("promote", "point an alias such as production to a checkpoint, if it is better"),
     "rollback": ("promote", "point an alias back to its previous checkpoint"),
     "aliases": ("promote", "list the aliases of checkpoints"),
@@ -59,7 +60,6 @@ VERBS = {
     "clean": ("doctor", "delete finished jobs and caches on a profile's SSH hosts"),
     "schema": ("doctor", "print the JSON Schema of a pipeline file, for editors"),
     "profile": ("doctor", "print a cluster profile, defaults included"),
-    "ui": ("ui", "serve a page of all runs to your browser; --prefect: Prefect's UI"),
     "completion": ("doctor", "print a shell's completion script"),
     "drill": ("drill", "inject faults into small trainings and check their recovery"),
 }
