@@ -31,7 +31,7 @@ _SAMPLES_BEFORE_THEY_THIN_OUT = 1000  # a week then has 5,000 samples, of 200 by
 
 
 class SystemMetrics:
-    """What the processes of an attempt on this host use.
+    """Use of this host by the processes of an attempt.
 
     Args:
         environ: of the job: `CUDA_VISIBLE_DEVICES` hides GPUs.
@@ -44,7 +44,7 @@ class SystemMetrics:
         self._read_at = time.monotonic()
 
     def sample(self) -> SystemSample:
-        """Return what is used now; of the CPUs, the mean since the sample before."""
+        """Return the present use; of the CPUs, the mean since the sample before."""
         cpu_seconds: dict[int, float] = {}
         memory_bytes = 0
         for pid in processes_of(self._attempt.path):
