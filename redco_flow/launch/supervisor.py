@@ -69,6 +69,7 @@ class LogWriter:
 _CHUNK_BYTES = 1 << 16
 _SECONDS_FOR_STACKS = 1.0
 _SECONDS_TO_DRAIN = 2.0
+_SECONDS_WITHOUT_SAMPLES = 10.0  # a short stage is over before, and needs none
 
 TIME_OVER = "its time (walltime_minutes) is over."
 
@@ -135,22 +136,20 @@ class Supervisor:
     def _start(self, command: list[str]) -> int:
         output, worker_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(output, False)
-        supervisor = os.getpid()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=worker_end,
-            stderr=worker_end,
-            process_group=0,
-            preexec_fn=lambda: die_with_parent(supervisor),  # safe: this process has one thread
-        )
+        self._worker = _start_child(command, worker_end)
         os.close(worker_end)
-        self._worker = process.pid
-        process.returncode = 0  # `_reap` waits for it, together with adopted orphans
         self._selector.register(output, selectors.EVENT_READ, lambda: self._read(output))
         self._progress_at = time.monotonic()
         self.later(0.0, self._check_progress)
+        if self.attempt.rank == 0:
+            self.later(_SECONDS_WITHOUT_SAMPLES, self._sample_system)
         return output
+
+    def _sample_system(self) -> None:
+        """Start the process that samples what the job uses; it ends with this one's descendants."""
+        module, path = "redco_flow.launch.system_metrics", str(self.attempt.path)
+        with contextlib.suppress(OSError):
+            _start_child([sys.executable, "-P", "-m", module, path], subprocess.DEVNULL)
 
     # Events
 
@@ -270,6 +269,21 @@ class Supervisor:
         # Not yet waited for, so this id cannot belong to anybody else.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._worker, number)
+
+
+def _start_child(command: list[str], output: int) -> int:
+    """Start a process that dies with this one; return its id, for which the caller waits."""
+    supervisor = os.getpid()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        process_group=0,
+        preexec_fn=lambda: die_with_parent(supervisor),  # safe: this process has one thread
+    )
+    process.returncode = 0  # it is waited for together with adopted orphans
+    return process.pid
 
 
 def main(arguments: list[str]) -> int:

@@ -121,6 +121,30 @@ class ProgressRecord(TypedDict, total=False):
     time: str
 
 
+class GpuSample(TypedDict, total=False):
+    """One GPU in a SystemSample; what its driver does not report is absent."""
+
+    index: Required[int]
+    utilization_percent: int
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
+class SystemSample(TypedDict):
+    """A line of system_metrics.jsonl: what all processes of the job use on its first host.
+
+    `time` is Unix time; `cpu_cores` the mean number of busy cores since the line before;
+    `memory_bytes` the sum of resident sizes, pages that processes share counted in each;
+    `disk_free_bytes` of the attempt's file system; `gpus` those that the job may use.
+    """
+
+    time: float
+    cpu_cores: float
+    memory_bytes: int
+    disk_free_bytes: int
+    gpus: list[GpuSample]
+
+
 class ErrorRecord(TypedDict, total=False):
     """error.json, by a worker that fails."""
 
@@ -241,6 +265,11 @@ class AttemptDirectory:
         return self._own / "metrics.jsonl"
 
     @property
+    def system_metrics_path(self) -> Path:
+        """One SystemSample a line, where the job has run for a while; by its supervisor."""
+        return self.path / "system_metrics.jsonl"
+
+    @property
     def profile_path(self) -> Path:
         """The trace of some of its steps, a directory; there once it is whole; by the worker."""
         return self.path / "profile"
@@ -334,6 +363,11 @@ class AttemptDirectory:
         """Yield metrics.jsonl's records; none where the worker has written none."""
         if self.metrics_path.is_file():
             yield from read_record_lines(self.metrics_path, dict[str, Any])
+
+    def read_system_metrics(self) -> Iterator[SystemSample]:
+        """Yield system_metrics.jsonl's records; none where there is no such file."""
+        if self.system_metrics_path.is_file():
+            yield from read_record_lines(self.system_metrics_path, SystemSample)
 
 
 def _progress_of(tasks: list[AttemptDirectory]) -> ProgressRecord | None:

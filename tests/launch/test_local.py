@@ -14,7 +14,8 @@ from tiny_stages.calls import make_attempt, wait_until
 from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.local.executor import LocalExecutor
-from redco_flow.launch.processes import kill_processes_of
+from redco_flow.launch.local_gpus import count_local_gpus
+from redco_flow.launch.processes import kill_processes_of, processes_of
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 
@@ -48,6 +49,23 @@ def test_a_job_ends_with_its_result_and_leaves_nothing_half_written(submit):
         *("call.json", "job.json", "progress.json", "metrics.jsonl", "logs"),
         *("result.json", "exit.json"),
     }
+
+
+def test_what_a_job_uses_is_sampled_while_it_runs(submit, folder):
+    job = submit("use_a_fifth_of_a_core_until_go", config={"folder": str(folder)})
+    samples = job.attempt.system_metrics_path
+
+    wait_until(lambda: samples.is_file() and samples.read_bytes().count(b"\n"), 300)
+    (folder / "go").touch()
+    job.wait()
+
+    assert job.state == "COMPLETED"
+    assert list(processes_of(job.attempt.path)) == []
+    [sample, *_] = job.attempt.read_system_metrics()
+    assert 0.02 < sample["cpu_cores"] <= os.cpu_count()
+    assert 300 << 20 < sample["memory_bytes"] < 1 << 30
+    assert sample["disk_free_bytes"] > 0
+    assert len(sample["gpus"]) == count_local_gpus({})
 
 
 def test_a_killed_worker_is_reported_by_signal_and_cause(submit):

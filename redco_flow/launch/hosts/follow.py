@@ -31,6 +31,9 @@ SECONDS_BETWEEN_WORDS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_WITHOUT_LISTENER = 60.0
 _MAX_CHUNK_BYTES = 256 << 10
+GROWING = ("metrics.jsonl", "system_metrics.jsonl")
+"""Files of the attempt to which rank 0's host appends, beside the logs."""
+
 _SHARED = re.compile(r"ranks/(meeting\d+|\d+/exit)\.json")
 """Records that every rank of a group reads, its own and others'."""
 
@@ -39,7 +42,7 @@ _MEETING = re.compile(r"ranks/meeting\d+\.json")
 
 _MIRRORED = re.compile(
     r"(progress|error|result)\.json|ranks/(meeting\d+|\d+/(progress|error|result|exit))\.json"
-    r"|metrics\.jsonl|logs/rank\d+\.log|(tensorboard|wandb|profile)(/[^/.][^/]*)+"
+    r"|(system_)?metrics\.jsonl|logs/rank\d+\.log|(tensorboard|wandb|profile)(/[^/.][^/]*)+"
 )
 
 
@@ -123,7 +126,7 @@ class Follower:
         """Send up to one chunk of each growing file; return whether there may be more."""
         has_more = False
         names = [f"logs/rank{rank}.log" for rank in self.ranks]
-        for name in [*names, *(["metrics.jsonl"] if 0 in self.ranks else [])]:
+        for name in [*names, *(GROWING if 0 in self.ranks else [])]:
             path = self.attempt.path / name
             if not path.is_file():
                 continue

@@ -19,6 +19,7 @@ from redco_flow.launch.endings import ClusterWord, judge, read_endings
 from redco_flow.launch.hosts.connection import HostConnection
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps, forget_steps
 from redco_flow.launch.hosts.follow import (
+    GROWING,
     SECONDS_BETWEEN_WORDS,
     is_for_all,
     is_mirrored,
@@ -218,7 +219,7 @@ class GroupFollowing:
 
     def _offsets(self, ranks: list[int]) -> dict[str, int]:
         names = [f"logs/rank{rank}.log" for rank in ranks]
-        paths = {name: self._job.attempt.path / name for name in [*names, "metrics.jsonl"]}
+        paths = {name: self._job.attempt.path / name for name in [*names, *GROWING]}
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
     def _records_for_all(self) -> dict[str, Any]:

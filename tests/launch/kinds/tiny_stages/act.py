@@ -49,6 +49,16 @@ def wait_for_go(context, config):
         time.sleep(0.01)
 
 
+def use_a_fifth_of_a_core_until_go(context, config):
+    held = bytearray(os.urandom(1 << 20) * 300)
+    while not (Path(config.folder) / "go").exists():
+        start = time.process_time()
+        while time.process_time() - start < 0.01:
+            pass
+        time.sleep(0.04)
+    assert held
+
+
 def hang(context, config):
     context.report(phase="hanging")
     threading.Event().wait()
