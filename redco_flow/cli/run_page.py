@@ -15,7 +15,7 @@ from redco_flow.records import digest_json
 from redco_flow.report.charts import Figure
 from redco_flow.report.page import read_overlaid, read_page, read_trainings, render_page
 from redco_flow.report.stage_facts import StageFacts, logging_attempts, read_stages
-from redco_flow.report.system import RECORD, system_sections
+from redco_flow.report.system import system_sections
 from redco_flow.report.training import TrainingSection
 from redco_flow.tracking.notes import RECORD as NOTES
 from redco_flow.tracking.notes import RunNotes, read_notes
@@ -102,7 +102,7 @@ def _chart_files(stages: Sequence[StageFacts]) -> Iterator[Path]:
     for stage in stages:
         attempts = {one.path: one for one in (*stage.attempts, *logging_attempts(stage)[0])}
         for attempt in attempts.values():
-            yield from (attempt.metrics_path, attempt.path / RECORD)
+            yield from (attempt.metrics_path, attempt.system_metrics_path)
 
 
 def _started_at(run: RunDirectory) -> str | None:

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.report.charts import Figure, Line, LineChart, Point
 from redco_flow.report.stage_facts import StageFacts
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.typed_records import read_record_lines
+from redco_flow.tracking.attempt import SystemSample
 
-RECORD = "system_metrics.jsonl"
 _GIB = float(1 << 30)
 _HEIGHT = 220
 _SECONDS_OF_A_MINUTE = 60.0
-
-
-class GpuSample(TypedDict):
-    """One GPU in a sample."""
-
-    index: int
-    utilization_percent: NotRequired[float | None]
-    memory_used_bytes: NotRequired[int | None]
-    memory_total_bytes: NotRequired[int | None]
-
-
-class Sample(TypedDict):
-    """A line of system_metrics.jsonl; the job's supervisor writes it."""
-
-    time: float
-    cpu_cores: NotRequired[float | None]
-    memory_bytes: NotRequired[int | None]
-    disk_free_bytes: NotRequired[int | None]
-    gpus: NotRequired[list[GpuSample]]
 
 
 @dataclass(frozen=True)
@@ -52,11 +31,11 @@ def system_sections(stages: Iterable[StageFacts]) -> list[SystemSection]:
 
 
 def _section(stage: StageFacts) -> SystemSection | None:
-    samples: list[Sample] = []
+    samples: list[SystemSample] = []
     remark = ""
     for attempt in stage.maker.attempts if stage.maker else stage.attempts:
         try:
-            samples += _read(attempt)
+            samples.extend(attempt.read_system_metrics())
         except DamagedRecord as damage:
             remark = str(damage)
     samples.sort(key=lambda sample: sample["time"])
@@ -65,13 +44,8 @@ def _section(stage: StageFacts) -> SystemSection | None:
     )
 
 
-def _read(attempt: AttemptDirectory) -> list[Sample]:
-    path = attempt.path / RECORD
-    return list(read_record_lines(path, Sample)) if path.is_file() else []
-
-
-def _figures(samples: Sequence[Sample]) -> Iterator[Figure]:
-    gpus = sorted({gpu["index"] for sample in samples for gpu in sample.get("gpus") or ()})
+def _figures(samples: Sequence[SystemSample]) -> Iterator[Figure]:
+    gpus = sorted({gpu["index"] for sample in samples for gpu in sample["gpus"]})
 
     def of_gpus(title: str, label: str, key: str, unit: float) -> Iterator[Figure]:
         lines = [
@@ -94,8 +68,8 @@ def _figures(samples: Sequence[Sample]) -> Iterator[Figure]:
 def _figure(
     title: str,
     label: str,
-    samples: Sequence[Sample],
-    lines: Iterable[tuple[str, Callable[[Sample], Any]]],
+    samples: Sequence[SystemSample],
+    lines: Iterable[tuple[str, Callable[[SystemSample], Any]]],
     unit: float,
 ) -> Iterator[Figure]:
     """A chart over the minutes since the first sample; none where nothing was measured."""
@@ -121,6 +95,6 @@ def _figure(
         yield Figure(title, chart, is_wide=False)
 
 
-def _of_gpu(sample: Sample, index: int, key: str) -> Any:
-    found = (gpu for gpu in sample.get("gpus") or () if gpu["index"] == index)
+def _of_gpu(sample: SystemSample, index: int, key: str) -> Any:
+    found = (gpu for gpu in sample["gpus"] if gpu["index"] == index)
     return next((gpu.get(key) for gpu in found), None)

@@ -61,6 +61,7 @@ def _readers_of_attempt(
         yield from (own.read_progress, own.read_error, own.read_result)
     if with_lines:
         yield lambda: _read_through(attempt.read_metrics())
+        yield lambda: _read_through(attempt.read_system_metrics())
 
 
 def _read_through(records: Iterator[Any]) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from redco_flow.records import append_json_line
 from redco_flow.report.stage_facts import StageFacts
-from redco_flow.report.system import RECORD, system_sections
+from redco_flow.report.system import system_sections
 
 GIB = 1 << 30
 
@@ -26,7 +26,7 @@ def sampled(builder):
             ]
             sample = {"time": 1000.0 + 60 * number + second, "cpu_cores": 1.5, "gpus": used}
             sample |= {"memory_bytes": 3 * GIB, "disk_free_bytes": 5 * GIB}
-            append_json_line(attempt.path / RECORD, sample)
+            append_json_line(attempt.system_metrics_path, sample)
     return StageFacts("train", attempts=tuple(attempts))
 
 
@@ -49,10 +49,10 @@ def test_each_quantity_that_was_sampled_has_a_chart_over_all_attempts(sampled):
 
 def test_a_damaged_record_is_named_and_a_torn_last_line_is_left_out(sampled):
     for number, text in enumerate(('{"time": "x"}\n', '{"time": 1')):
-        with (sampled.attempts[number].path / RECORD).open("a") as file:
+        with (sampled.attempts[number].system_metrics_path).open("a") as file:
             file.write(text)
 
     [section] = system_sections([sampled])
 
-    assert f"{sampled.attempts[0].path / RECORD}:3" in section.remark
+    assert f"{sampled.attempts[0].system_metrics_path}:3" in section.remark
     assert [one.title for one in section.figures] != []

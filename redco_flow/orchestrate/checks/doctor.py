@@ -147,5 +147,7 @@ def _check_prefect(profile: Profile) -> Finding:
             "start it, or unset PREFECT_API_URL and the profile's prefect_api_url",
         )
     return Finding(
-        "prefect", True, "no server: runs have no page there until `redco-flow ui --prefect` starts one"
+        "prefect",
+        True,
+        "no server: runs have no page there until `redco-flow ui --prefect` starts one",
     )
