@@ -13,6 +13,7 @@ import hmac
 import json
 import re
 import secrets
+import threading
 import traceback
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -69,6 +70,7 @@ class RunsServer(HttpServer):
     def __init__(self, port: int, workspace: Workspace) -> None:
         super().__init__((ADDRESS, port), _Handler)
         self.workspace, self.listing = workspace, Listing(workspace)
+        self.editing = threading.Lock()
         self.secret = secrets.token_urlsafe(32)
 
     @property
@@ -149,6 +151,8 @@ class _Handler(RequestHandler):
 
     def _answer(self, path: str, query: Mapping[str, str]) -> None:
         workspace = self.server.workspace
+        if not path.isprintable():
+            raise NotFound(f"There is no page {path!r}.")
         match path.split("/")[1:]:
             case [""]:
                 values = {"workspace": str(workspace.root), "has_prefect": _has_prefect()}
@@ -164,8 +168,8 @@ class _Handler(RequestHandler):
                 self._html(served_run_page(self._run(name), workspace, has_prefect=has_prefect))
             case ["run", name, "live"]:
                 self._json(200, read_live(self._run(name), workspace, query.get("charts", "")))
-            case ["run", name, *_] if path.endswith(".log"):
-                self._file(self._run(name).path / path.split("/", 3)[3])
+            case ["run", name, *parts]:
+                self._file(self._run(name).path / "/".join(parts))
             case ["sweep", name]:
                 page = read_sweep_page(SweepDirectory(self._directory("sweeps", name)))
                 self._html(render_runs_page(page, served={}))
@@ -196,8 +200,9 @@ class _Handler(RequestHandler):
     def _file(self, path: Path) -> None:
         """Send a log of any run, to which reports link relative to their own run."""
         found = path.resolve()
-        if not found.is_relative_to(self.server.workspace.runs.resolve()) or not found.is_file():
-            raise NotFound(f"There is no log {path}.")
+        is_log = found.is_relative_to(self.server.workspace.runs.resolve()) and found.is_file()
+        if not is_log or found.suffix != ".log":
+            raise NotFound(f"Only logs of runs are shown here; {path} is none.")
         with found.open("rb") as file:
             # Exactly as much as was announced: the log of a running job grows meanwhile.
             length = found.stat().st_size
@@ -227,11 +232,12 @@ class _Handler(RequestHandler):
             case {"run": str(name), "note": str(note), "labels": str(labels),
                   "edited_at": str(edited_at), **rest} if not rest:  # fmt: skip
                 run = self._run(name)
-                present = read_notes(run)
-                if present.edited_at != edited_at:
-                    said = f"{present.by} changed it meanwhile; copy your text and reload the page"
-                    return 409, {"error": said}
-                made = write_notes(run, note, labels.split(","))
+                with self.server.editing:
+                    present = read_notes(run)
+                    if present.edited_at != edited_at:
+                        said = f"{present.by} changed it meanwhile; copy your text, reload the page"
+                        return 409, {"error": said}
+                    made = write_notes(run, note, labels.split(","))
                 return 200, {"edited_at": made.edited_at}
         raise BadRequest("the body must have run, note, labels and edited_at, each a text")
 

@@ -22,7 +22,7 @@ def register(verbs: Verbs) -> None:
     ui = verbs.add("ui", _ui)
     ui.add_argument("run", nargs="?", metavar="RUN", help="link to this run's page; @last")
     ui.add_argument(
-        "--port", type=int, default=PORT, metavar="N", help=f"port; 0 takes a free one ({PORT})"
+        "--port", type=int, metavar="N", help=f"port of the page; 0 takes a free one ({PORT})"
     )
     add_workspace(ui)
     ui.add_argument(
@@ -40,9 +40,12 @@ def register(verbs: Verbs) -> None:
 
 
 def _ui(options: argparse.Namespace) -> int:
+    is_prefect = options.prefect or options.stop or options.status
+    if is_prefect and options.port is not None:
+        raise UsageError("--port is of the page of all runs; leave it out for the Prefect server.")
     if options.stop:
         return _stop_prefect(options)
-    if options.status or options.prefect:
+    if is_prefect:
         return _prefect(options)
     return _serve(options)
 
@@ -50,7 +53,8 @@ def _ui(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.http_server import cannot_listen, check_port
 
-    check_port(options.port)
+    port = PORT if options.port is None else options.port
+    check_port(port)
     workspace = Workspace(workspace_path(options).absolute())
     if not workspace.runs.is_dir():
         raise UsageError(
@@ -62,9 +66,9 @@ def _serve(options: argparse.Namespace) -> int:
     from redco_flow.cli.runs_server import ADDRESS, RunsServer
 
     try:
-        server = RunsServer(options.port, workspace)
+        server = RunsServer(port, workspace)
     except OSError as error:
-        raise cannot_listen(ADDRESS, options.port, error) from error
+        raise cannot_listen(ADDRESS, port, error) from error
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
         # The first list of a large workspace is read while the link is opened.

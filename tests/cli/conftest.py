@@ -1,12 +1,15 @@
 """The command as a person runs it: a process of its own, in a directory of its own."""
 
+import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -48,6 +51,40 @@ class Command:
 
     def json(self, *words, **options):
         return json.loads(self(*words, "--json", **options).splitlines()[-1])
+
+
+class Served:
+    """`redco-flow ui` as a process; requests to it, with its cookie unless another is given."""
+
+    def __init__(self, command, *words):
+        self.process = command.start("ui", "--port", "0", *words)
+        self.link = self.process.stdout.readline().strip()
+        assert self.link.startswith("http://127.0.0.1:"), self.process.communicate()
+        self.address = urlsplit(self.link)
+        self.base = f"http://{self.address.netloc}"
+        answer = self.ask(f"{self.address.path}?{self.address.query}", cookie="")
+        self.cookie = answer.getheader("Set-Cookie").partition(";")[0]
+
+    def ask(self, path, body=None, *, cookie=None, host=None, origin=None, **headers):
+        connection = http.client.HTTPConnection(self.address.netloc, timeout=300)
+        headers |= {"Host": host or self.address.netloc}
+        headers |= {"Cookie": self.cookie if cookie is None else cookie}
+        if body is not None:
+            headers |= {"Content-Type": "application/json", "Origin": origin or self.base}
+        method = "GET" if body is None else "POST"
+        connection.request(method, path, body and json.dumps(body), headers)
+        answer = connection.getresponse()
+        answer.content = answer.read()
+        connection.close()
+        return answer
+
+    def rows(self):
+        return {row["run"]: row for row in json.loads(self.ask("/api/runs").content)["runs"]}
+
+    def end(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=300)
+        return self.process.returncode, said
 
 
 def wait_for(look, seconds=400):

@@ -15,7 +15,7 @@ from redco_flow.orchestrate.prefect.server import own_api
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import Command, wait_for
+from tests.cli.conftest import Command, Served, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -205,6 +205,24 @@ def test_the_page_of_a_run_shows_its_artifacts_and_tags(schedules, ui, often):
 
     server = ui.url.partition("/artifacts/")[0]
     assert [url for url in asked if not url.startswith((server, "data:", "ws:", "blob:"))] == []
+
+
+def test_the_page_of_all_runs_leads_to_the_prefect_ui(schedules, chromium, often):
+    served = Served(schedules)
+    context = chromium.new_context()
+    context.set_default_timeout(1000 * MOST_SECONDS)
+    page = context.new_page()
+    try:
+        page.goto(served.link)
+        page.locator("button[data-view=schedules]").click()
+        page.get_by_role("rowheader", name="often").wait_for()
+        page.get_by_role("link", name="Prefect UI").click()
+        page.wait_for_function("document.body.innerText.includes('Deployments')")
+    finally:
+        context.close()
+        served.end()
+
+    assert page.url.startswith(own_api().url.removesuffix("/api"))
 
 
 def find_completed(firings):

@@ -1,11 +1,8 @@
 """The page of all runs that `redco-flow ui` serves: who is let in, what it lists, live curves."""
 
 import contextlib
-import http.client
 import json
 import shutil
-import signal
-from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -16,7 +13,7 @@ from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import wait_for
+from tests.cli.conftest import Served, wait_for
 from tests.cluster.pipelines import PIPELINE as TRAINING
 from tests.cluster.pipelines import ROWS
 
@@ -34,40 +31,6 @@ def make_run(workspace, name="sums", *, state="completed", accuracy=None, messag
     times = {"started_at": STARTED, "ended_at": ENDED}
     run.write_state({"state": state, "exit_code": 0, "message": message, "stages": stages, **times})
     return run
-
-
-class Served:
-    """`redco-flow ui` as a process; requests to it, with its cookie unless another is given."""
-
-    def __init__(self, command, *words):
-        self.process = command.start("ui", "--port", "0", *words)
-        self.link = self.process.stdout.readline().strip()
-        assert self.link.startswith("http://127.0.0.1:"), self.process.communicate()
-        self.address = urlsplit(self.link)
-        self.base = f"http://{self.address.netloc}"
-        answer = self.ask(f"{self.address.path}?{self.address.query}", cookie="")
-        self.cookie = answer.getheader("Set-Cookie").partition(";")[0]
-
-    def ask(self, path, body=None, *, cookie=None, host=None, origin=None, **headers):
-        connection = http.client.HTTPConnection(self.address.netloc, timeout=300)
-        headers |= {"Host": host or self.address.netloc}
-        headers |= {"Cookie": self.cookie if cookie is None else cookie}
-        if body is not None:
-            headers |= {"Content-Type": "application/json", "Origin": origin or self.base}
-        method = "GET" if body is None else "POST"
-        connection.request(method, path, body and json.dumps(body), headers)
-        answer = connection.getresponse()
-        answer.content = answer.read()
-        connection.close()
-        return answer
-
-    def rows(self):
-        return {row["run"]: row for row in json.loads(self.ask("/api/runs").content)["runs"]}
-
-    def end(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=300)
-        return self.process.returncode, said
 
 
 @pytest.fixture
@@ -165,11 +128,13 @@ def test_a_page_that_cannot_be_served_is_refused_in_one_line(serve, command, tmp
     (tmp_path / "foreign").mkdir()
 
     taken = command("ui", "--port", port, code=2)
+    both = command("ui", "--prefect", "--port", port, code=2)
     missing = command("ui", "-w", str(tmp_path / "foreign"), code=2)
     unknown = command("ui", "nothing-here", code=2)
 
-    assert taken.count("\n") == missing.count("\n") == unknown.count("\n") == 1
+    assert [one.count("\n") for one in (taken, both, missing, unknown)] == [1, 1, 1, 1]
     assert f"cannot listen at 127.0.0.1, port {port} (Address already in use)" in taken
+    assert "--port is of the page of all runs" in both
     assert f"{tmp_path / 'foreign'} is no workspace: it has no directory `runs`." in missing
     assert "no runs in" in unknown
 

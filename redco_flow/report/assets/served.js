@@ -44,27 +44,25 @@
     let etag = "";
     async function ask() {
       const began = performance.now();
-      let goesOn = true;
+      let [response, found] = [null, null];
       try {
-        if (!document.hidden) {
-          const headers = etag ? { "If-None-Match": etag } : {};
-          const response = await fetch(address(), { cache: "no-store", headers });
-          const found = response.status === 304 ? null : await response.json();
-          if (response.ok) {
-            etag = response.headers.get("ETag");
-            await show(found);
-          }
-          lost(response.ok || !found ? "" : found.error);
-          goesOn = ![401, 403, 404].includes(response.status);
-        }
-      } catch (error) {
-        if (!(error instanceof TypeError)) throw error;
+        const headers = etag ? { "If-None-Match": etag } : {};
+        if (!document.hidden) response = await fetch(address(), { cache: "no-store", headers });
+        if (response && response.status !== 304) found = await response.json();
+        if (response) lost(found && !response.ok ? found.error : "");
+      } catch {
         lost("The server does not answer. If redco-flow ui has ended, start it again and open its new link.");
       }
-      for (const one of all("[data-started]")) {
-        one.textContent = duration((Date.now() - Date.parse(one.dataset.started)) / 1000);
+      const goesOn = !response || ![401, 403, 404].includes(response.status);
+      try {
+        if (found && response.ok) await show(found);
+        etag = response?.headers.get("ETag") || etag;
+      } finally {
+        for (const one of all("[data-started]")) {
+          one.textContent = duration((Date.now() - Date.parse(one.dataset.started)) / 1000);
+        }
+        if (goesOn) setTimeout(ask, Math.max(1000 * seconds, 10 * (performance.now() - began)));
       }
-      if (goesOn) setTimeout(ask, Math.max(1000 * seconds, 10 * (performance.now() - began)));
     }
     return ask();
   }
