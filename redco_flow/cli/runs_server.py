@@ -127,7 +127,8 @@ class _Handler(RequestHandler):
         if "token" in query:
             if self._is_secret(query["token"]):
                 cookie = f"{self.server.cookie}={self.server.secret}; Path=/; HttpOnly"
-                headers = {"Location": path, "Set-Cookie": f"{cookie}; SameSite=Strict"}
+                # Not Strict: browsers leave such a cookie out where the link is in another page.
+                headers = {"Location": path, "Set-Cookie": f"{cookie}; SameSite=Lax"}
                 self.write(303, "text/plain", b"", headers)
                 return False
         elif self._is_secret(self._cookie()):
