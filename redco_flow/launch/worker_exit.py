@@ -91,8 +91,8 @@ _MEMORY_ADVICE = (
 )
 _DEVICE_MEMORY_ADVICE = (
     "A training takes less of a device's memory with a lower per_device_batch_size (its steps stay "
-    "the same), model.config.remat: full or auto, num_mlp_chunks, num_loss_chunks, activations that "
-    "are offloaded, lora, or the model split over more devices (num_model_shards)."
+    "the same), model.config.remat: full or auto, num_mlp_chunks, num_loss_chunks, offloaded "
+    "activations, lora, or the model split over more devices (num_model_shards)."
 )
 _DEVICE_MEMORY_MARKS = ("RESOURCE_EXHAUSTED", "Out of memory allocating", "CUDA out of memory")
 # In the system's words too: not every library passes the number on.
