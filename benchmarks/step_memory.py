@@ -4,6 +4,8 @@
                                      [--length 8192] [--rows 8] [--remat full]
     python benchmarks/step_memory.py --model llama-7b --mesh "context 8" --length 1048576 --rows 1
                                      --offload layer_input attention --mlp-chunks 8 --whole
+    python benchmarks/step_memory.py --target h100 --mesh "one device" --length 4096 --rows 2
+                                     --remat none --lora 16 --whole
 
 Compiles the whole train step (loss in chunks, gradients, clipping, AdamW in float32, products in
 bfloat16) ahead of time for devices that need not be there (`compile_targets.py` says what must be
@@ -11,9 +13,9 @@ installed); the peak is arguments + outputs − aliased + temporaries. Its parts
 `state`, parameters and optimizer state; `kept`, what the layers keep for the backward pass, by
 closed form; `layer`, one layer's working set, from 4 layers with a vocabulary of 256 and what a
 layer more takes; and `rest`, all else; `gradients` by closed form, whose memory the working set may
-share. `--whole` compiles all layers and nothing else, for the peak alone and what is offloaded
-(`host_gib`). GPU compilers lower cuDNN's attention only where there is a GPU: for those not there
-it is Triton's.
+share. `--whole` compiles all layers and nothing else, for the peak alone, what is offloaded
+(`host_gib`) and the operations of products, without those inside of attention's kernels. GPU
+compilers lower cuDNN's attention only where there is a GPU: for those not there it is Triton's.
 Prints a JSON line per mesh, all of them last.
 """
 
@@ -24,6 +26,7 @@ import time
 from typing import Any
 
 import compile_targets
+import hlo_cost
 
 GIB = 2**30
 NUM_DEVICES = 8
@@ -32,6 +35,7 @@ MESHES = {
     "model 8": {"num_model_shards": 8},
     "model 4 x fsdp 2": {"num_model_shards": 4, "num_fsdp_shards": 2},
 }
+ONE_DEVICE = {"one device": {}}
 LONG_TEXTS = {"context 8": {"num_context_shards": 8, "fsdp_over_context": True}}
 LAYERS, FEW = 32, 4
 SMALL_VOCABULARY = 256
@@ -59,6 +63,8 @@ def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any)
 
     from redco_flow import Deployer, TrainingPlan
     from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
+    from redco_flow.engine.step.lora import plan_lora
+    from redco_flow.engine.step.lora_targets import ALL_LINEAR
     from redco_flow.models.find import find_model
 
     module = find_model("llama")
@@ -86,15 +92,21 @@ def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any)
         return chunked_cross_entropy(score, head, hidden, batch["labels"])
 
     devices = compile_targets.find_chips(options.target, NUM_DEVICES)
-    deployer = Deployer(devices=devices, **(MESHES | LONG_TEXTS)[mesh])
+    devices = devices[:1] if mesh in ONE_DEVICE else devices
+    deployer = Deployer(devices=devices, **(MESHES | LONG_TEXTS | ONE_DEVICE)[mesh])
     params = module.abstract_params(config)
     row = jax.ShapeDtypeStruct((1, options.length), jnp.int32)
     batch = {"input_ids": row, "labels": row}
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
+    lora = None
+    if options.lora:
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
+        traced = (params, loss_fn, batch, None, False)
+        lora = plan_lora(*traced, rank=options.lora, alpha=2.0 * options.lora, targets=ALL_LINEAR)
     optimizer = optax.adamw(1e-4)
     found = TrainingPlan(
         deployer, loss_fn=loss_fn, params=params, optimizer=optimizer, sharding_rules=rules,
-        global_batch_size=options.rows, max_grad_norm=1.0, batch=batch,
+        global_batch_size=options.rows, max_grad_norm=1.0, batch=batch, lora=lora,
     )  # fmt: skip
     return found, config.core
 
@@ -110,7 +122,7 @@ def bytes_per_device(state: Any) -> int:
 
 def kept_bytes(config: Any, mesh: str, options: argparse.Namespace) -> float:
     """Return what a device keeps of one layer, in the products' dtype."""
-    shards = (MESHES | LONG_TEXTS)[mesh].get("num_model_shards", 1)
+    shards = (MESHES | LONG_TEXTS | ONE_DEVICE)[mesh].get("num_model_shards", 1)
     heads = config.attention.num_heads + 2 * config.attention.num_kv_heads
     widths = {
         "layer_input": config.width,
@@ -158,9 +170,12 @@ def measure(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
 
 
 def measure_whole(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
+    from redco_flow.engine.training_plan import step_memory
+
     started = time.perf_counter()
     found = plan(options, mesh, LAYERS)[0]
-    memory = found.memory()
+    compiled = found.compile()
+    memory = step_memory(compiled)
     return {
         **vars(options),
         "mesh": mesh,
@@ -169,6 +184,7 @@ def measure_whole(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
         "state_gib": rounded(bytes_per_device(found.state)),
         "temporaries_gib": rounded(memory.temporaries),
         "host_gib": rounded(memory.host_temporaries),
+        "product_tflop": round(hlo_cost.Program(compiled.as_text()).flops() / 1e12, 1),
         "fits": memory.total <= compile_targets.MEMORY_GIB[options.target] * GIB,
         "seconds": round(time.perf_counter() - started),
     }
@@ -182,13 +198,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=sorted(compile_targets.MEMORY_GIB), default="v5p")
     parser.add_argument("--model", choices=sorted(MODELS), default="llama-3-8b")
-    parser.add_argument("--mesh", choices=sorted(MESHES | LONG_TEXTS), help="one only")
+    parser.add_argument("--mesh", choices=sorted(MESHES | LONG_TEXTS | ONE_DEVICE), help="one only")
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--remat", choices=("full", "minimal"), default="full")
+    parser.add_argument("--remat", choices=("full", "minimal", "none"), default="full")
     parser.add_argument("--offload", nargs="*", default=[], metavar="NAME", help="of `activations`")
     parser.add_argument("--offload-share", type=float, default=1.0)
     parser.add_argument("--mlp-chunks", type=int, default=1)
+    parser.add_argument("--lora", type=int, metavar="RANK", help="beside a base in bfloat16")
     parser.add_argument("--whole", action="store_true", help="compile all layers and nothing else")
     options = parser.parse_args()
     compile_targets.set_environment(compile_targets.kind_of(options.target), NUM_DEVICES)

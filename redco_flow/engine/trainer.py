@@ -6,6 +6,7 @@ says in which order things happen.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -127,7 +128,13 @@ class Trainer:
 
     @classmethod
     def from_plan(
-        cls, plan: TrainingPlan, *, collate_fn: CollateFn, params: Any, max_skipped: int = 10
+        cls,
+        plan: TrainingPlan,
+        *,
+        collate_fn: CollateFn,
+        params: Any,
+        max_skipped: int = 10,
+        donate_params: bool = False,
     ) -> Trainer:
         """Return the trainer that executes a plan.
 
@@ -136,13 +143,21 @@ class Trainer:
             params: the model's, of the shapes that were planned; factors that the plan trains
                 beside them are drawn from its seed.
             collate_fn, max_skipped: see the class.
+            donate_params: the trainer may reuse the memory of `params`, which cannot be read
+                afterwards: a model of more than half of a device's memory needs that.
         """
         trainer = cls.__new__(cls)
-        trainer._execute(plan, collate_fn, params, max_skipped)
+        trainer._execute(plan, collate_fn, params, max_skipped, donate_params=donate_params)
         return trainer
 
     def _execute(
-        self, plan: TrainingPlan, collate_fn: CollateFn, params: Any, max_skipped: int
+        self,
+        plan: TrainingPlan,
+        collate_fn: CollateFn,
+        params: Any,
+        max_skipped: int,
+        *,
+        donate_params: bool = False,
     ) -> None:
         """Materialise a plan's state."""
         check_positive("max_skipped", max_skipped)
@@ -152,7 +167,7 @@ class Trainer:
         self.max_skipped = max_skipped
         self._collate_fn = collate_fn
         self._rows = self.deployer.put_rows(self.layout.split(self.layout.rows), dim=1)
-        self._state: State = _start(plan, params)
+        self._state: State = _start(plan, params, donate=donate_params)
         storage = plan.storage
         self._to_logical = jax.jit(storage.to_logical, out_shardings=storage.exact_sharding)
         self._to_storage = jax.jit(storage.to_storage, out_shardings=storage.stored_sharding)
@@ -161,7 +176,7 @@ class Trainer:
     def state(self) -> State:
         """Parameters, optimizer state, step and seed, in their exact shapes.
 
-        Not to be kept over a step, which reuses their memory.
+        Not to be kept over a step or a restore, which reuse their memory.
         """
         state: State = self._state if self.plan.storage.is_exact else self._to_logical(self._state)
         return state
@@ -347,7 +362,7 @@ class Trainer:
         """
         beside = {} if beside is None else beside
         like = {**self.plan.storage.abstract_exact, **beside}
-        state, commit = checkpointer.restore(step, like=like)
+        state, commit = checkpointer.restore(step, like=like, before_reading=self._free)
         beside |= {name: state.pop(name) for name in beside}
         self.state = state
         return commit
@@ -367,15 +382,21 @@ class Trainer:
         )
 
         check_checkpoint(step_directory)
-        own = {name: self._state[name] for name in ("seed", "skipped") if name in self._state}
+        names = list(self._state)
+        own = {name: jnp.copy(self._state[name]) for name in ("seed", "skipped") if name in names}
         like = dict(self.plan.storage.abstract_exact)
         # Only a training that skips steps counts them.
         if "skipped" not in stored_arrays(step_directory):
             like.pop("skipped", None)
         elif "skipped" not in like:
             like["skipped"] = like["step"]
-        state = {**own, **restore_state(step_directory, like), "seed": own["seed"]}
-        self.state = {name: state[name] for name in self._state}
+        restored = restore_state(step_directory, like, before_reading=self._free)
+        state = {**own, **restored, "seed": own["seed"]}
+        self.state = {name: state[name] for name in names}
+
+    def _free(self) -> None:
+        """Give back the memory of a state that another one is about to replace."""
+        jax.tree.map(lambda leaf: leaf.delete(), self._state)
 
     @property
     def devices(self) -> Sequence[jax.Device]:
@@ -431,19 +452,26 @@ class Trainer:
         return {"batch": arrays, "mask": mask, "rows": numbered if rows is None else rows}
 
 
-def _start(plan: TrainingPlan, params: Any) -> State:
-    """Return the stored state before the first step."""
-    storage = plan.storage
-    sharding = storage.exact_sharding["params"]
-    if plan.lora is not None:
-        start, key = plan.lora.start, jax.random.key(plan.seed)
-        params = jax.jit(lambda params: start(params, key), out_shardings=sharding)(params)
+def _start(plan: TrainingPlan, params: Any, *, donate: bool) -> State:
+    """Return the stored state before the first step, made in one program.
 
-    @partial(jax.jit, out_shardings=storage.stored_sharding)
-    def place(params: Any) -> State:
-        # A copy in any case: the steps donate their state, which must not eat the caller's.
-        state: State = storage.to_storage(plan.start(jax.tree.map(jnp.copy, params)))
+    Args:
+        donate: it may take the memory of `params`.
+    """
+    storage = plan.storage
+    shardings = plan.deployer.params_sharding(params, plan.model_rules)
+
+    def start(params: Any) -> State:
+        if not donate:  # the steps donate their state, which must not be the caller's arrays
+            params = jax.tree.map(jnp.copy, params)
+        if plan.lora is not None:
+            params = plan.lora.start(params, jax.random.key(plan.seed))
+        state: State = storage.to_storage(plan.start(params))
         return state
 
-    state: State = place(jax.device_put(params, sharding))
+    options: dict[str, Any] = {"donate_argnums": 0} if donate else {}
+    compiled = jax.jit(start, out_shardings=storage.stored_sharding, **options)
+    with warnings.catch_warnings():  # of parameters that are stored in another dtype or padded
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        state: State = compiled(jax.device_put(params, shardings))
     return state

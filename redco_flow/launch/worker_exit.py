@@ -89,12 +89,12 @@ _MEMORY_ADVICE = (
     "Use a smaller per-device batch or shorter sequences, split the model over more devices "
     "(num_model_shards), or take a machine with more memory."
 )
-_MEMORY_MARKS = (
-    "RESOURCE_EXHAUSTED",
-    "Out of memory allocating",
-    "CUDA out of memory",
-    f"[Errno {errno.ENOMEM}]",
+_DEVICE_MEMORY_ADVICE = (
+    "A training takes less of a device's memory with a lower per_device_batch_size (its steps stay "
+    "the same), model.config.remat: full or auto, num_mlp_chunks, num_loss_chunks, offloaded "
+    "activations, lora, or the model split over more devices (num_model_shards)."
 )
+_DEVICE_MEMORY_MARKS = ("RESOURCE_EXHAUSTED", "Out of memory allocating", "CUDA out of memory")
 # In the system's words too: not every library passes the number on.
 _DISK_MARKS = tuple(
     mark
@@ -181,7 +181,9 @@ def _advise(error_type: str, message: str) -> tuple[Cause, str]:
     # First: a checkpoint's store says RESOURCE_EXHAUSTED of a full disk.
     if any(mark in message for mark in _DISK_MARKS):
         return Cause.FAILED, "Free space on that disk, or choose another workspace."
-    if error_type.endswith("MemoryError") or any(mark in message for mark in _MEMORY_MARKS):
+    if any(mark in message for mark in _DEVICE_MEMORY_MARKS):
+        return Cause.OUT_OF_MEMORY, _DEVICE_MEMORY_ADVICE
+    if error_type.endswith("MemoryError") or f"[Errno {errno.ENOMEM}]" in message:
         return Cause.OUT_OF_MEMORY, _MEMORY_ADVICE
     if f"[Errno {errno.EMFILE}]" in message:
         return Cause.FAILED, "Raise the limit of open files: ulimit -n 65536."

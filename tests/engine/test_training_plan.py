@@ -132,6 +132,24 @@ def test_a_plan_of_shapes_trains_to_the_same_bits_as_a_trainer_of_arrays():
     jax.tree.map(np.testing.assert_array_equal, trainer.state, plain.state)
 
 
+@pytest.mark.parametrize("name", ["factors", "some"])
+def test_given_parameters_start_the_same_training_and_lie_on_the_devices_once(name):
+    deployer = Deployer(devices=jax.devices()[:1], seed=3)
+    plan = plan_of(deployer, **OPTIONS[name])
+    kept = llama.init_params(CONFIG, jax.random.key(0))
+    given = jax.tree.map(jnp.copy, kept)
+    before = {id(array) for array in jax.live_arrays()}
+
+    trainer = Trainer.from_plan(plan, collate_fn=collate, params=given, donate_params=True)
+
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+    made = sum(array.nbytes for array in jax.live_arrays() if id(array) not in before)
+    state = held_by_one_device(trainer._state)
+    assert state <= made < 1.01 * state
+    expected = Trainer.from_plan(plan, collate_fn=collate, params=kept).state
+    jax.tree.map(np.testing.assert_array_equal, trainer.state, expected)
+
+
 def test_a_plan_with_factors_trains_them_alone_and_merges_them_into_the_models_parameters():
     plan = plan_of(lora=lora())
     trainer = start_of(plan)

@@ -32,3 +32,14 @@ def test_the_compile_cache_keeps_everything_and_gives_way_to_a_place_of_the_user
     assert ours["JAX_COMPILATION_CACHE_DIR"] == "/cache/jax"
     assert ours["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
     assert theirs["JAX_COMPILATION_CACHE_DIR"] == "/mine"
+
+
+def test_a_worker_may_take_most_of_a_gpus_memory_unless_the_user_names_a_share():
+    ours = jax_variables({}, num_cpu_devices=None, compile_cache=CACHE)
+    theirs = [
+        jax_variables({name: "0.4"}, num_cpu_devices=None, compile_cache=CACHE)
+        for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    ]
+
+    assert ours["XLA_CLIENT_MEM_FRACTION"] == "0.92"
+    assert not any("XLA_CLIENT_MEM_FRACTION" in one for one in theirs)

@@ -84,7 +84,7 @@ def test_a_kill_on_the_host_says_nothing_of_a_worker_that_crashed_by_itself(atte
     [
         ("MemoryError", "", "out_of_memory", "num_model_shards"),
         ("_ArrayMemoryError", "Unable to allocate", "out_of_memory", "num_model_shards"),
-        ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of", "out_of_memory", "num_model_shards"),
+        ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of", "out_of_memory", "remat: full"),
         ("CheckpointError", "RESOURCE_EXHAUSTED: No space left on device", "failed", "Free space"),
         ("OSError", "[Errno 24] Too many open files: 'x'", "failed", "ulimit -n"),
         ("OSError", "[Errno 28] No space left on device: '/x'", "failed", "Free space"),

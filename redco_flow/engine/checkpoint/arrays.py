@@ -109,8 +109,13 @@ def write_tree(step_directory: Path, tree: Mapping[str, Mapping[str, Leaf]]) -> 
     write_json(step_directory / TREE_FILE, record)
 
 
-def restore_state(step_directory: Path, like: Any) -> Any:
+def restore_state(
+    step_directory: Path, like: Any, *, before_reading: Callable[[], None] | None = None
+) -> Any:
     """Read a whole state into the structure, shardings and kinds of `like`.
+
+    Args:
+        before_reading: is called once paths, shapes and dtypes have been found to be equal.
 
     Raises:
         CheckpointError: paths, shapes or dtypes differ; the message lists them.
@@ -118,6 +123,8 @@ def restore_state(step_directory: Path, like: Any) -> Any:
     wanted = _parts(like)
     found = _read_tree(step_directory)
     _check_same(step_directory, _prefixed(_described(wanted)), _prefixed(found))
+    if before_reading is not None:
+        before_reading()
     values: dict[str, Any] = {}
     for part, leaves in wanted.items():
         values |= _prefixed({part: _read_store(step_directory / part, found[part], leaves)})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -246,7 +246,13 @@ class Checkpointer:
     ) -> None:
         self.close()
 
-    def restore(self, step: int | None = None, *, like: Any) -> tuple[Any, Commit]:
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        like: Any,
+        before_reading: Callable[[], None] | None = None,
+    ) -> tuple[Any, Commit]:
         """Read a state back, after comparing every file with its digest.
 
         Args:
@@ -254,6 +260,8 @@ class Checkpointer:
                 with a warning.
             like: a tree of arrays or `jax.ShapeDtypeStruct`s; the result has its structure,
                 its shardings (also on another mesh than the saved one's) and its kinds of leaves.
+            before_reading: is called once the step is known to be intact and like that: it may
+                free the memory that the state then takes.
 
         Raises:
             CheckpointError: there is no such step, it is damaged, none is intact, or it does not
@@ -266,7 +274,9 @@ class Checkpointer:
                 disk.newest_intact() if step is None else disk.check_intact(step, needs_state=True)
             )
         )
-        return restore_state(self.step_directory(chosen), like), self.commit(chosen)
+        directory = self.step_directory(chosen)
+        state = restore_state(directory, like, before_reading=before_reading)
+        return state, self.commit(chosen)
 
     def restore_params(self, step: int, *, like: Any) -> Any:
         """Read a step's parameters back, also where they alone were kept.

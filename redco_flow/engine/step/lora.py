@@ -1,7 +1,8 @@
 """Low-rank adaptation: train two thin factors beside each kernel, and add their product to it.
 
 Which dims of a kernel are inputs and which outputs comes from what the function computes, so it
-holds for any model. A kernel and its factors meet where the kernel is used: in a scan over layers
+holds for any model. Activations that are multiplied with a kernel are multiplied with its factors
+beside it; whatever else is done with a kernel is done with the sum of both, in a scan over layers
 one layer at a time.
 Dims in this file: R rank.
 Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, v) has one A, unless
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, get_args
 
 import jax
@@ -35,8 +36,10 @@ from redco_flow.engine.sharding.rules import (
     join,
     named_leaves,
 )
+from redco_flow.engine.sharding.shared_inputs import SharedInputs
 from redco_flow.engine.sharding.two_rules import read_roles
-from redco_flow.engine.step.deferred import Deferred, run_deferred
+from redco_flow.engine.step.deferred import Deferred, Outcome, bind, run_deferred
+from redco_flow.engine.step.lora_products import KernelProduct
 from redco_flow.engine.step.lora_targets import (
     LETTERS,
     Parts,
@@ -59,6 +62,8 @@ class _Adapted(Deferred):
         inputs: positions of the dims that magnitudes do not have.
         stored: how the kernel is quantized, with scales after the factors; None: it is not.
         parts: those of the kernel that have factors; None: all.
+        casts: dtypes that it is cast to, one after the other.
+        is_row: it was one of a stack, in a loop over that.
     """
 
     equation: str
@@ -67,9 +72,19 @@ class _Adapted(Deferred):
     is_stacked: bool
     stored: Quantization | None = None
     parts: Parts | None = None
+    casts: tuple[Any, ...] = ()
+    is_row: bool = False
     casts_first: ClassVar[bool] = False
 
     def use(self, value: Any) -> jax.Array:
+        return self._cast(self._sum(value))
+
+    def _cast(self, kernel: jax.Array) -> jax.Array:
+        for dtype in self.casts:
+            kernel = kernel.astype(dtype)
+        return kernel
+
+    def _sum(self, value: Any) -> jax.Array:
         kernel, a, b, *magnitudes = value
         if self.stored is not None:
             scales, *magnitudes = magnitudes
@@ -97,10 +112,59 @@ class _Adapted(Deferred):
         result = self.equation.split("->")[1]
         letter = LETTERS[0]
         rest = f"{first[1:]},{second[1:]}->{result.removeprefix(letter)}"
-        inputs = tuple(position - 1 for position in self.inputs)
-        stored = None if self.stored is None else self.stored.row()
-        parts = None if self.parts is None else (self.parts[0] - 1, self.parts[1])
-        return _Adapted(rest, self.scale, inputs, is_stacked=False, stored=stored, parts=parts)
+        return replace(
+            self,
+            equation=rest,
+            inputs=tuple(position - 1 for position in self.inputs),
+            is_stacked=False,
+            stored=None if self.stored is None else self.stored.row(),
+            parts=None if self.parts is None else (self.parts[0] - 1, self.parts[1]),
+            is_row=True,
+        )
+
+    def through(
+        self,
+        equation: Any,
+        values: Sequence[Any],
+        deferred: Sequence[Deferred | None],
+        shared: SharedInputs,
+    ) -> list[Outcome] | None:
+        """Cast it later, and multiply by kernel and factors each for itself."""
+        if equation.primitive.name == "convert_element_type":
+            dtype = equation.params["new_dtype"]
+            return [(values[0], replace(self, casts=(*self.casts, dtype)))]
+        has_magnitudes = len(values[deferred.index(self)]) > 3 + (self.stored is not None)
+        if sum(how is not None for how in deferred) > 1 or has_magnitudes:
+            return None
+        side = deferred.index(self)
+        letters = self.equation.split("->")[1]
+        product = KernelProduct.read(equation, side, letters)
+        if product is None or product.contracted != {letters[position] for position in self.inputs}:
+            return None
+        factors = self.equation.split("->")[0].split(",")
+        parts = None if self.parts is None else letters[self.parts[0]]
+        if not {*product.x} & {*letters} - product.contracted <= {*factors[0]} - {parts}:
+            return None  # a dim of the outputs that is one of the activations' too
+
+        dtype = equation.invars[side].aval.dtype
+
+        def multiply(x: jax.Array, value: Any) -> jax.Array:
+            kernel, a, b, *scales = value
+            if self.stored is not None:
+                kernel = self.stored.widen(kernel, *scales)
+            kernel = self._cast(kernel).astype(dtype)
+            result: jax.Array = bind(equation, (x, kernel) if side else (kernel, x))[0]
+            change = product.of_factors(x, a, self.scale * b, self.equation)
+            if self.parts is not None and parts is not None:
+                position = product.result.index(parts)
+                change = _spread(
+                    change, position, self.parts[1], kernel.shape[self.parts[0]], fill=0
+                )
+            return result + change.astype(result.dtype)
+
+        if values[side][0].dtype != dtype:  # made again in the backward pass, not kept
+            multiply = jax.checkpoint(multiply, prevent_cse=not self.is_row)
+        return [(multiply(values[1 - side], values[side]), None)]
 
 
 def _numbered(key: jax.Array, numbers: jax.Array) -> jax.Array:

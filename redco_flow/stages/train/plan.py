@@ -136,7 +136,11 @@ def start_trainer(
         initialise = jax.jit(lambda key: store(recipe.init_params(key)), out_shardings=shardings)
         params = initialise(jax.random.key(config.seed))
     return Trainer.from_plan(
-        plan, collate_fn=collate_fn, params=params, max_skipped=config.max_skipped
+        plan,
+        collate_fn=collate_fn,
+        params=params,
+        max_skipped=config.max_skipped,
+        donate_params=True,
     )
 
 
