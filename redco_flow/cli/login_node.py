@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,28 +65,31 @@ def run_on_login_node(node: LoginNode, words: Sequence[str], options: argparse.N
         ConfigError: mistakes in the pipeline that show here.
         ClusterUnreachable: the login node does not answer, refuses, or the connection broke.
     """
+    # What asyncio says of each write to a connection that broke: our own error says it once.
+    logging.getLogger("asyncio").addHandler(logging.NullHandler())
     verb = words[0]
     if verb in SUBMITTING:
         return _follow_to_end(node, _Submission.of(node, words, options), options)
     if getattr(options, "html", None) and verb != "report":
         raise UsageError(f"--html of {verb} is not written through --ssh; run it there, or here.")
-    return _interruptible(node, _read(node, _without_own_options(words), options))
+    return _interruptible(_read(node, _without_own_options(words), options))
 
 
-def _interruptible(node: LoginNode, coroutine: Any) -> int:
-    """Run it; Ctrl-C leaves the login node, and with it nothing that was started there."""
+def _interruptible(coroutine: Coroutine[Any, Any, int], advice: str = "") -> int:
+    """Run it; Ctrl-C ends only what is shown here.
+
+    Args:
+        advice: what to say of the run then.
+    """
     try:
-        code: int = asyncio.run(coroutine)
+        return asyncio.run(coroutine)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\ndetached from {node.label}; a run continues there.\n")
+        sys.stderr.write(f"\ndetached; runs on the cluster continue. {advice}".rstrip() + "\n")
         return DETACHED_EXIT_CODE
-    return code
 
 
 async def _read(node: LoginNode, words: list[str], options: argparse.Namespace) -> int:
-    from redco_flow.launch.hosts.login import open_session
-
-    async with open_session(node) as session:
+    async with _session(node) as session:
         if words[0] != "report":
             return await session.stream(words, _print, _print_error)
         code, output, errors = await session.call(words)
@@ -101,6 +106,12 @@ async def _fetch_page(session: LoginSession, page: str, given: Path | None) -> P
     arriving.unlink(missing_ok=True)
     await session.get(page, arriving)
     return arriving.replace(target).absolute()
+
+
+def _session(node: LoginNode) -> AbstractAsyncContextManager[LoginSession]:
+    from redco_flow.launch.hosts.login import open_session
+
+    return open_session(node, __version__)
 
 
 def _print(line: bytes) -> None:
@@ -231,7 +242,7 @@ def _sent(given: Sequence[str]) -> Iterator[tuple[str, Path]]:
 def _follow_to_end(node: LoginNode, submission: _Submission, options: argparse.Namespace) -> int:
     """Submit, and follow the run unless it is detached."""
     if not submission.run_id:
-        return _interruptible(node, _show_plan(node, submission, options))
+        return _interruptible(_show_plan(node, submission, options))
     try:
         code, started = asyncio.run(_submit(node, submission, options))
     except (KeyboardInterrupt, ClusterUnreachable) as error:
@@ -242,14 +253,15 @@ def _follow_to_end(node: LoginNode, submission: _Submission, options: argparse.N
     if options.detach:
         print(json.dumps(started) if options.json else started["run"])
         return 0
-    return _interruptible(node, _follow(node, started["run"], options))
+    again = f"`redco-flow attach {started['run']} {_how(options)}` follows it again"
+    return _interruptible(_follow(node, started["run"], options, again), f"{again}.")
 
 
 def _say_unknown(submission: _Submission, error: BaseException) -> int:
     """Report that the login node's answer did not arrive."""
     if not submission.note.exists():  # nothing was sent
         raise error
-    said = "" if isinstance(error, KeyboardInterrupt) else f"{error} "
+    said = "" if isinstance(error, KeyboardInterrupt) else f"{_sentence(error)} "
     sys.stderr.write(
         f"redco-flow: {said}It is not known whether run {submission.run_id} was started there. "
         f"The same command again finds it, or starts it; it is never started twice.\n"
@@ -258,9 +270,7 @@ def _say_unknown(submission: _Submission, error: BaseException) -> int:
 
 
 async def _show_plan(node: LoginNode, submission: _Submission, options: argparse.Namespace) -> int:
-    from redco_flow.launch.hosts.login import open_session
-
-    async with open_session(node) as session:
+    async with _session(node) as session:
         place = await _ship(session, submission)
         words = [*submission.words, *(["--json"] if options.json else [])]
         workspace = ["--set", f"profile.workspace={session.workspace}"]
@@ -290,17 +300,16 @@ async def _submit(
     node: LoginNode, submission: _Submission, options: argparse.Namespace
 ) -> tuple[int, Mapping[str, Any] | None]:
     """Start the run there, unless it was; return the exit code, and its record if it is there."""
-    from redco_flow.launch.hosts.login import open_session
     from redco_flow.records import write_json
 
     run_id = submission.run_id
-    async with open_session(node) as session:
+    async with _session(node) as session:
         is_repeated = submission.note.exists()
         try:
             place = await _ship(session, submission)
         except ClusterUnreachable as error:
-            said = "" if is_repeated else " No run was started; the same command again starts it."
-            raise ClusterUnreachable(f"{error}{said}") from error
+            said = "" if is_repeated else "No run was started; the same command again starts it."
+            raise ClusterUnreachable(f"{_sentence(error)} {said}".strip()) from error
         submission.note.parent.mkdir(parents=True, exist_ok=True)
         write_json(submission.note, {"run": run_id, "login_node": node.label})
         if is_repeated and (found := await _find(session, run_id)) is not None:
@@ -336,25 +345,22 @@ async def _find(session: LoginSession, run_id: str) -> Mapping[str, Any] | None:
     if view.get("run") != run_id:
         return None
     sys.stderr.write(f"{run_id} was started there: {view['state']}\n")
-    if view["state"] in (State.PENDING, State.INTERRUPTED):  # its start may have been cut off
+    # Its start may have been cut off.
+    if view["state"] in (State.PENDING, State.INTERRUPTED) and not view["queued"]:
         await session.call(["resume", run_id, "--detach"])  # refused where a launcher is at work
     return {"run": run_id, "path": f"{session.workspace}/runs/{run_id}", "state": view["state"]}
 
 
-async def _follow(node: LoginNode, run_id: str, options: argparse.Namespace) -> int:
+async def _follow(node: LoginNode, run_id: str, options: argparse.Namespace, again: str) -> int:
     """Show the run until it ends, then print how, as `run` does on the cluster."""
-    from redco_flow.launch.hosts.login import open_session
-
     output: list[bytes] = []
     try:
-        async with open_session(node) as session:
+        async with _session(node) as session:
             words = ["status", run_id, "--watch", "--json"]
             code = await session.stream(words, output.append, _print_error)
     except ClusterUnreachable as error:
-        raise ClusterUnreachable(
-            f"{error} Run {run_id} continues there; `redco-flow attach {run_id} "
-            f"{_how(options)}` follows it again."
-        ) from error
+        said = f"{_sentence(error)} Run {run_id} continues there; {again}."
+        raise ClusterUnreachable(said) from error
     if code != 0:
         return code
     view = _last_record(b"".join(output).decode("utf-8", "replace"))
@@ -367,6 +373,12 @@ async def _follow(node: LoginNode, run_id: str, options: argparse.Namespace) -> 
     return code
 
 
+def _sentence(error: BaseException) -> str:
+    return f"{str(error).rstrip('.')}."
+
+
 def _how(options: argparse.Namespace) -> str:
-    """Return the option with which other verbs find the run."""
-    return f"--ssh {options.ssh}" if options.ssh else f"-p {options.profile}"
+    """Return the options with which other verbs find the run."""
+    target = f"--ssh {options.ssh}" if options.ssh else ""
+    profile = f"-p {options.profile}" if options.profile != "local" else ""
+    return f"{target} {profile}".strip()

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from redco_flow import __version__
 from redco_flow.launch.hosts.code_snapshot import CodeSnapshot
 from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.launch.hosts.connection import HostConnection
@@ -37,11 +36,11 @@ Take = Callable[[bytes], None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where code that was copied is.
+    """Code that was copied to the login node.
 
     Args:
-        folder: stands for the current directory here.
-        variables: with which Python finds the modules that it finds here.
+        folder: the copy of the current directory.
+        variables: with which Python finds the modules there that it finds here.
     """
 
     folder: str
@@ -128,8 +127,11 @@ class LoginSession:
 
 
 @contextlib.asynccontextmanager
-async def open_session(node: LoginNode) -> AsyncIterator[LoginSession]:
+async def open_session(node: LoginNode, version: str) -> AsyncIterator[LoginSession]:
     """Connect for the duration of the `with`.
+
+    Args:
+        version: of redco-flow here, to be installed where there is none.
 
     Raises:
         HostUnreachable: there is no answer.
@@ -156,7 +158,7 @@ async def open_session(node: LoginNode) -> AsyncIterator[LoginSession]:
         if not found["version"]:
             raise HostRefused(
                 f"{node.label}: {node.python} has no redco-flow: install it there with `"
-                f"{node.python} -m pip install redco-flow=={__version__}`, or name the interpreter "
+                f"{node.python} -m pip install redco-flow=={version}`, or name the interpreter "
                 f"that has it by `python` under `ssh:` of a profile."
             )
         yield LoginSession(node, connection, found["home"], found["version"])
