@@ -251,13 +251,17 @@ class SshConnection:
         try:
             yield
         except lost as error:
-            raise HostUnreachable(f"{self.host.label}: {error.reason}") from error
+            raise HostUnreachable(
+                f"{self.host.label}: the connection broke ({error.reason})."
+            ) from error
         except asyncssh.SFTPError as error:
             raise HostRefused(f"{self.host.label}: {error.reason}") from error
         except TimeoutError as error:
             raise HostUnreachable(f"{self.host.label}: did not answer in time.") from error
         except (asyncssh.Error, ConnectionError, BrokenPipeError) as error:
-            raise HostUnreachable(f"{self.host.label}: {error or 'connection lost'}") from error
+            raise HostUnreachable(
+                f"{self.host.label}: the connection broke ({error or 'without a reason'})."
+            ) from error
 
 
 class Talk:
