@@ -17,7 +17,7 @@ from redco_flow.spec.model import (
     PositiveInt,
     VariableName,
 )
-from redco_flow.spec.ssh import HostPath, HostProgram, LocalFile, SshTarget
+from redco_flow.spec.ssh import HostPath, LocalFile, SshTarget
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
@@ -46,8 +46,7 @@ class Config(ExecutorConfig):
 
     Args:
         addresses: the machines, best first.
-        python: the interpreter on the machines, with the packages installed: a path, or a name in
-            their PATH.
+        python: the interpreter on the machines, with the packages installed.
         known_hosts: keys of the machines; None takes ~/.ssh/known_hosts. No other is accepted.
         shared_workspace: whether the machines see the workspace under this machine's path; None
             finds out. What is not shared is copied, and the results copied back.
@@ -60,7 +59,7 @@ class Config(ExecutorConfig):
     """
 
     addresses: list[Host] = Field(default_factory=list)
-    python: HostProgram = "/usr/bin/python3"
+    python: HostPath = "/usr/bin/python3"
     known_hosts: LocalFile | None = None
     shared_workspace: bool | None = None
     forward_environment: list[VariableName] = Field(default_factory=list)

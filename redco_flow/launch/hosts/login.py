@@ -111,7 +111,7 @@ class LoginSession:
         """
         target = self.node.model_dump(mode="json", include=set(SshTarget.model_fields))
         host = Host(**target, directory=f"{self.workspace}/submissions/{user}")
-        settings = Config(python=self.node.python, known_hosts=self.node.known_hosts)
+        settings = Config().model_copy(update={"python": self.node.python})  # or a name in PATH
         copied = HostConnection(host, settings, snapshot)
         await copied.open(cache, self._connection)
         (cache / f"{snapshot.digest}.tar.gz").unlink(missing_ok=True)
