@@ -1,4 +1,4 @@
-"""What `run` and `plan` take along to a login node: the pipeline, the profile, the user's code.
+"""Collect the pipeline, the profile and the code that `run` and `plan` send to a login node.
 
 Everything that can be checked without the cluster is checked here, before anything is sent.
 """
