@@ -76,7 +76,7 @@ def run_on_login_node(node: LoginNode, words: Sequence[str], options: argparse.N
 
 
 def _passed_on(words: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """Return the command line without the options that are for this machine or set by the submission."""
+    """Return the command line without what is for this machine or set by the submission."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own = ["--ssh", "--html", "--profile"]
     own += ["--send", "--set", "--run-id"] if words[0] in SUBMITTING else []
