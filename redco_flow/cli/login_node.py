@@ -82,7 +82,7 @@ def _passed_on(words: Sequence[str], options: argparse.Namespace) -> list[str]:
     own += ["--send", "--set", "--run-id"] if words[0] in SUBMITTING else []
     for name in own:
         parser.add_argument(*(("-p", name) if name == "--profile" else (name,)))
-    if words[0] == "run":
+    if words[0] in SUBMITTING:
         for flag in ("--detach", "--json"):
             parser.add_argument(flag, action="store_true")
     settings = getattr(options, "overrides", ())
