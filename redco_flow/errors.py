@@ -30,12 +30,14 @@ class Problem:
         line: 1-based; 0 where there is none.
         column: 1-based; 0 where there is none.
         message: what was given, what is allowed, what to do.
+        is_of_machine: whether it may be none on another machine: a missing file, an unset variable.
     """
 
     source: str
     line: int
     column: int
     message: str
+    is_of_machine: bool = False
 
     def __str__(self) -> str:
         place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source

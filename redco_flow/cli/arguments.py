@@ -8,6 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+SUBMITTING = ("run", "plan")
+"""Verbs that take code along to a login node."""
+ON_LOGIN_NODE = (
+    *("resume", "retry", "cancel", "ls", "status", "attach", "logs", "artifacts", "why", "impact"),
+    *("verify", "du", "diff", "compare", "history", "report", "aliases"),
+)
+"""Verbs that run on a login node as they are."""
+
 VerbFunction = Callable[[argparse.Namespace], int]
 
 
@@ -30,12 +38,33 @@ class Verbs:
             name, help=summary, description=summary, allow_abbrev=False
         )
         parser.set_defaults(verb=function)
+        if name in (*SUBMITTING, *ON_LOGIN_NODE):
+            _add_ssh(parser, name)
         return parser
 
     def list_all(self) -> None:
         """Have the help page name all verbs, none of which was added."""
         for name, summary in self._summaries.items():
             self._subparsers.add_parser(name, help=summary)
+
+
+def _add_ssh(parser: argparse.ArgumentParser, name: str) -> None:
+    """--ssh: run the verb on a cluster's login node."""
+    parser.add_argument(
+        "--ssh",
+        metavar="[USER@]HOST[:WORKSPACE]",
+        help="run this on a cluster's login node; default: that of the profile, if it has `ssh:`",
+    )
+    if name in SUBMITTING:
+        parser.add_argument(
+            "--send",
+            action="append",
+            default=[],
+            metavar="PATH",
+            help="with --ssh: a file or folder to take along besides the code, such as small data",
+        )
+    else:
+        parser.add_argument("-p", "--profile", metavar="PROFILE", help="a profile with `ssh:`")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

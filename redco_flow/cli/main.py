@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from redco_flow import __version__
-from redco_flow.cli.arguments import Verbs
-from redco_flow.errors import RedcoFlowError, WorkspaceError
+from redco_flow.cli.arguments import ON_LOGIN_NODE, SUBMITTING, Verbs
+from redco_flow.errors import RedcoFlowError, UsageError, WorkspaceError
 from redco_flow.records import explain_no_space
 from redco_flow.search_path import append_current_directory
 from redco_flow.terminal_text import VisibleStream
@@ -168,6 +168,9 @@ def run_command(words: Sequence[str]) -> int:
     _refuse_unprintable_words(parser, words)
     _refuse_unknown_verb(parser, words[0])
     options, extras = parser.parse_known_args(words)
+    if "--ssh" in extras:
+        here = ", ".join((*SUBMITTING, *ON_LOGIN_NODE))
+        parser.error(f"{words[0]} does not run over SSH; these do: {here}")
     if extras and not hasattr(options, "overrides"):
         parser.error(f"unknown argument {extras[0]!r}")
     if hasattr(options, "overrides"):
@@ -175,7 +178,7 @@ def run_command(words: Sequence[str]) -> int:
     # Recipes, stage kinds, executors … of the user's are importable from where the command runs.
     append_current_directory()
     try:
-        code: int = options.verb(options)
+        code = _run_here_or_there(options, words)
     except RedcoFlowError as error:
         sys.stderr.write(f"redco-flow: {error}\n")
         return error.exit_code
@@ -186,6 +189,20 @@ def run_command(words: Sequence[str]) -> int:
         said = f"{error.filename}: {error.strerror}. {explain_no_space(error)}".rstrip()
         sys.stderr.write(f"redco-flow: {said}\n")
         return WorkspaceError.exit_code
+    return code
+
+
+def _run_here_or_there(options: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run the verb, here or on a cluster's login node."""
+    # Imported where a node may be meant: all other commands start faster.
+    if hasattr(options, "ssh") and (options.ssh or options.profile):
+        from redco_flow.cli.login_node import find_login_node, run_on_login_node
+
+        if (node := find_login_node(options)) is not None:
+            return run_on_login_node(node, words, options)
+    if getattr(options, "send", None):
+        raise UsageError("--send is for --ssh: on this machine nothing is copied.")
+    code: int = options.verb(options)
     return code
 
 

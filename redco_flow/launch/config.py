@@ -7,23 +7,12 @@ what talks to a cluster.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import AfterValidator
-
-from redco_flow.spec.model import PositiveInt, StrictModel, Text
+from redco_flow.spec.model import PositiveInt, StrictModel
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
-
-
-def _one_line(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must be one line without control characters")
-    return text
-
-
-Line = Annotated[Text, AfterValidator(_one_line)]
 
 
 class ExecutorConfig(StrictModel):

@@ -23,9 +23,9 @@ class Origin:
     line: int = 0
     column: int = 0
 
-    def problem(self, message: str) -> Problem:
+    def problem(self, message: str, *, is_of_machine: bool = False) -> Problem:
         """Return the mistake that `message` describes, at this place."""
-        return Problem(self.source, self.line, self.column, message)
+        return Problem(self.source, self.line, self.column, message, is_of_machine)
 
 
 DEFAULT = Origin("default")

@@ -54,6 +54,14 @@ def escape(values: Any) -> Any:
 class _Bad(Exception):
     """A reference cannot be replaced; the message says why."""
 
+    is_of_machine = False
+
+
+class _Unset(_Bad):
+    """The environment lacks a variable."""
+
+    is_of_machine = True
+
 
 @dataclass
 class _Interpolation:
@@ -79,8 +87,8 @@ class _Interpolation:
         try:
             return _expand(value, self._value)
         except _Bad as bad:
-            problem = self.document.origin(path).problem(f"'{dotted(path)}': {bad}")
-            self.problems.append(problem)
+            origin, message = self.document.origin(path), f"'{dotted(path)}': {bad}"
+            self.problems.append(origin.problem(message, is_of_machine=bad.is_of_machine))
             return value
 
     def _value(self, reference: str) -> Scalar:
@@ -154,7 +162,7 @@ class _Interpolation:
             )
         text = self.environ.get(name, default)
         if text is None:
-            raise _Bad(
+            raise _Unset(
                 f"environment variable {name} is not set; set it, or write ${{env:{name},default}}"
             )
         if problem := control_problem(text):

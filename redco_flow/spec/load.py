@@ -180,8 +180,7 @@ def load_pipeline(
     Raises:
         ConfigError: every mistake in the file, the overrides and the profile's defaults.
     """
-    if not isinstance(file, PipelineFile):
-        file = PipelineFile.read(file)
+    file = file if isinstance(file, PipelineFile) else PipelineFile.read(file)
     document, problems = _layers(file, profile)
     overridden = with_overrides(document, overrides)
     document = overridden.document
@@ -208,6 +207,28 @@ def load_pipeline(
             *loading.unset_variables(environ),
         ),
     )
+
+
+def check_for_elsewhere(file: PipelineFile, overrides: Sequence[str], profile: Profile) -> str:
+    """Return a pipeline's name, after the checks that need nothing of the machine that runs it.
+
+    Files and variables of the environment that are missing here may be there.
+
+    Args:
+        overrides: as of `load_pipeline`.
+
+    Raises:
+        ConfigError: every mistake that shows here.
+    """
+    document, problems = _layers(file, profile)
+    overridden = with_overrides(document, overrides)
+    document, references = interpolate(overridden.document, os.environ)
+    loading = _Loading(file.path, document, None)
+    refused = [*problems, *overridden.problems, *references, *secret_problems(document)]
+    positions = {(p.source, p.line, p.column) for p in references if p.line}
+    refused += [p for p in loading.problems if (p.source, p.line, p.column) not in positions]
+    raise_if_any([problem for problem in refused if not problem.is_of_machine])
+    return loading.pipeline.name if loading.pipeline else file.path.stem
 
 
 def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list[Problem]]:

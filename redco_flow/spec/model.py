@@ -126,6 +126,12 @@ class InWorkspace:
     """Marks a relative path below the workspace that a stage writes to."""
 
 
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line without control characters")
+    return text
+
+
 def _absolute(text: str) -> str:
     return str(expanded(text).absolute())
 
@@ -161,6 +167,7 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A name of a pipeline, a stage or a tag: it becomes a directory's name."""
 
 Text = Annotated[str, StringConstraints(min_length=1)]
+Line = Annotated[Text, AfterValidator(_one_line)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text])]
 """Texts; one alone needs no brackets: `metrics: bleu`."""
 

@@ -41,6 +41,7 @@ from redco_flow.spec.names import dotted
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
 from redco_flow.spec.problems import FullPath, raise_if_any, validated
 from redco_flow.spec.secret_check import secret_problems
+from redco_flow.spec.ssh import LoginNode
 from redco_flow.spec.yaml import parse_file
 
 _EXTENDS = "extends"
@@ -105,6 +106,8 @@ class Profile(StrictModel):
             own server on this host where it runs (`redco-flow ui --prefect` starts it).
         start_prefect_server: start our own server with a run where it does not run yet.
         retries: number of retries of a stage, by the cause of its end.
+        ssh: the cluster's login node, where `run` starts the run and the verbs that show or
+            continue it look for it.
         defaults: keys of a pipeline, used where a pipeline file has none; under `stages`, only
             for stages of the file.
     """
@@ -121,6 +124,7 @@ class Profile(StrictModel):
     prefect_api_url: Text | None = None
     start_prefect_server: bool = False
     retries: RetryBudgets = RetryBudgets()
+    ssh: LoginNode | None = None
     defaults: dict[str, Any] = Field(default_factory=dict)
 
     _written_defaults: Document | None = PrivateAttr(default=None)
@@ -188,12 +192,15 @@ def load_profile(
     overrides: Sequence[str] = (),
     *,
     environ: Mapping[str, str] = os.environ,
+    is_elsewhere: bool = False,
 ) -> Profile:
     """Read a profile, with what it extends (`extends: NAME`, or a path) laid under it.
 
     Args:
         given: a path, or the name of a file in cluster_profiles.
         overrides: `profile.key=value`; those without `profile.` are the pipeline's.
+        is_elsewhere: whether it is read for another machine, which may have the variables of the
+            environment that are not set here: their references stay.
 
     Raises:
         UsageError: there is no such profile.
@@ -214,11 +221,24 @@ def load_profile(
     # A text whose reference could not be replaced has been reported: one problem is enough.
     places = {(one.source, one.line, one.column) for one in unreplaced if one.line}
     problems += [one for one in more if (one.source, one.line, one.column) not in places]
+    if is_elsewhere and profile is not None:
+        problems = [one for one in problems if not one.is_of_machine]
     raise_if_any(problems)
     assert profile is not None
     if defaults.values is not None:
         profile._written_defaults = defaults
     return profile
+
+
+def merged_layers(given: str | Path) -> Document:
+    """Return a profile as written, with what it extends laid under it; references stay.
+
+    Raises:
+        UsageError, ConfigError: as of `load_profile`.
+    """
+    document, problems = _read_layers(find_file("cluster_profiles", given))
+    raise_if_any(problems)
+    return document
 
 
 def _read_layers(path: Path) -> tuple[Document, list[Problem]]:

@@ -14,7 +14,7 @@ from redco_flow.spec.profile import Profile, load_profile, validated_profile
 
 OF_THE_RUN = frozenset(
     ("name", "workspace", "max_parallel_stages", "prefect_api_url", "start_prefect_server")
-) | {"defaults"}
+) | {"ssh", "defaults"}
 """Keys of a profile that are of a run as a whole."""
 
 

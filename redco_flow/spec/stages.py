@@ -180,14 +180,18 @@ def check_stage(body: StageBody, workspace: Path | None) -> CheckedStage:
     if config is None:
         return CheckedStage(None, has_its_files=False, problems=tuple(wrong_values))
     recipe = _placed(body, _recipe_problems(body, config))
-    files = _placed(body, _path_problems(config, workspace))
+    files = _placed(body, _path_problems(config, workspace), is_of_machine=True)
     return CheckedStage(None if recipe else config, not files, (*recipe, *files))
 
 
-def _placed(body: StageBody, found: Iterable[tuple[KeyPath, str]]) -> list[Problem]:
+def _placed(
+    body: StageBody, found: Iterable[tuple[KeyPath, str]], *, is_of_machine: bool = False
+) -> list[Problem]:
     """Return (path in the Config, message) as problems with their place in the file."""
     return [
-        body.config.origin(path).problem(f"'{dotted(body.full_path(path))}': {message}")
+        body.config.origin(path).problem(
+            f"'{dotted(body.full_path(path))}': {message}", is_of_machine=is_of_machine
+        )
         for path, message in found
     ]
 

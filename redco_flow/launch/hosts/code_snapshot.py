@@ -14,7 +14,7 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,11 @@ from redco_flow.records import canonical_json
 MANIFEST = "manifest.json"
 _MAX_FILE_BYTES = 1 << 20  # source is small; data that git does not ignore is not
 _MAX_FILES = 20_000
+_PACKAGE = Path(__file__).parents[2]
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+
+
+Source = Path | bytes
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,14 @@ class CodeSnapshot:
     """The files of a snapshot, and their digest.
 
     Args:
-        files: path in the archive to the file here; the first folder numbers the search path.
+        files: path in the archive to the file here, or to its content; the first folder numbers the
+            search path.
         digests: path in the archive to SHA-256.
         first: the roots, by number, that modules are looked for in before Python's own.
         last: the roots after those.
     """
 
-    files: dict[str, Path]
+    files: dict[str, Source]
     digests: dict[str, str]
     first: list[int]
     last: list[int]
@@ -73,9 +78,9 @@ class CodeSnapshot:
             with tarfile.open(fileobj=file, mode="w") as archive:
                 _add(archive, MANIFEST, self.manifest)
                 for name, source in self.files.items():
-                    content = source.read_bytes()
+                    content = _content(source)
                     if hashlib.sha256(content).hexdigest() != self.digests[name]:
-                        raise UsageError(f"{source} changed while it was copied; try again.")
+                        raise UsageError(f"{name} changed while it was copied; try again.")
                     _add(archive, name, content)
 
 
@@ -85,28 +90,76 @@ def take_snapshot() -> CodeSnapshot:
     Raises:
         UsageError: a folder of the search path holds too many files to be source.
     """
-    package = Path(__file__).parents[2]
-    first, last = (
+    first, last = _search_path()
+    package = _PACKAGE.parent
+    files = _files_of(roots := list(dict.fromkeys([*first, *last])))
+    if package not in roots:
+        for path in _python_files(_PACKAGE):
+            files[f"{len(roots)}/{path.relative_to(package).as_posix()}"] = path
+        roots.append(package)
+    if package not in first:  # the first module must be found before it moves the others
+        first.append(package)
+    return _snapshot(files, roots, first, last)
+
+
+def take_user_snapshot(more: Mapping[str, Source]) -> tuple[CodeSnapshot, str]:
+    """Return this process's code without this package, and the current directory's folder in it.
+
+    Profiles of the current directory are in it, whether git tracks them or not.
+
+    Args:
+        more: further files, by their path below the current directory.
+
+    Raises:
+        UsageError: as of `take_snapshot`.
+    """
+    here = Path.cwd()
+    first, last = ([one for one in folders if one != _PACKAGE.parent] for folders in _search_path())
+    if here not in [*first, *last]:
+        last.append(here)
+    roots = list(dict.fromkeys([*first, *last]))
+    files = {
+        name: source
+        for name, source in _files_of(roots).items()
+        if not (isinstance(source, Path) and source.is_relative_to(_PACKAGE))
+    }
+    own = str(roots.index(here))
+    profiles = filter(_is_source, here.glob("cluster_profiles/**/*.y*ml"))
+    added = {path.relative_to(here).as_posix(): path for path in profiles}
+    files |= {f"{own}/{name}": source for name, source in (added | dict(more)).items()}
+    return _snapshot(files, roots, first, last), own
+
+
+def _search_path() -> tuple[list[Path], list[Path]]:
+    """Return the folders that modules are looked for in before Python's own, and after those."""
+    before, after = (
         [Path(path) for path in folders if Path(path).is_dir()]
         for folders in (search_path.first_folders(), search_path.last_folders())
     )
-    roots = list(dict.fromkeys([*first, *last]))
-    files: dict[str, Path] = {}
-    for index, root in enumerate(roots):
-        for path in _sources(root):
-            files[f"{index}/{path.relative_to(root).as_posix()}"] = path
-    if package.parent not in roots:
-        for path in _python_files(package):
-            files[f"{len(roots)}/{path.relative_to(package.parent).as_posix()}"] = path
-        roots.append(package.parent)
+    return before, after
+
+
+def _files_of(roots: Sequence[Path]) -> dict[str, Source]:
+    return {
+        f"{index}/{path.relative_to(root).as_posix()}": path
+        for index, root in enumerate(roots)
+        for path in _sources(root)
+    }
+
+
+def _snapshot(
+    files: Mapping[str, Source], roots: Sequence[Path], first: list[Path], last: list[Path]
+) -> CodeSnapshot:
     files = dict(sorted(files.items()))
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-    if package.parent not in first:  # the first module must be found before it moves the others
-        first.append(package.parent)
+    digests = {name: hashlib.sha256(_content(one)).hexdigest() for name, one in files.items()}
     numbers = {root: index for index, root in enumerate(roots)}
     return CodeSnapshot(
         files, digests, [numbers[root] for root in first], [numbers[root] for root in last]
     )
+
+
+def _content(source: Source) -> bytes:
+    return source if isinstance(source, bytes) else source.read_bytes()
 
 
 def _sources(root: Path) -> Iterator[Path]:

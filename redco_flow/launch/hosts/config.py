@@ -4,54 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from redco_flow.errors import DoesNotFit
-from redco_flow.launch.config import ExecutorConfig, Line
-from redco_flow.local_paths import expanded
+from redco_flow.launch.config import ExecutorConfig
 from redco_flow.spec.model import (
     Name,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    StrictModel,
     VariableName,
 )
+from redco_flow.spec.ssh import HostPath, LocalFile, SshTarget
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
 
 
-def _expanded(text: str) -> str:
-    return str(expanded(text))
-
-
-def _on_a_host(text: str) -> str:
-    if not text.startswith(("/", "~/")):
-        raise ValueError("must begin with / or ~/ (the home directory on the host)")
-    if ".." in Path(text).parts:
-        raise ValueError("must not hold '..'")
-    return text
-
-
-HostAddress = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
-"""A DNS name, an IP address, or an alias of ~/.ssh/config."""
-UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$")]
-JumpHost = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.-]*(:[0-9]{1,5})?$"
-    ),
-]
-"""`[user@]host[:port]`, through which a host is reached."""
-LocalFile = Annotated[Line, AfterValidator(_expanded)]
-HostPath = Annotated[Line, AfterValidator(_on_a_host)]
-
-
-class Host(StrictModel):
+class Host(SshTarget):
     """One machine.
 
     Args:
@@ -64,19 +36,9 @@ class Host(StrictModel):
         fabric: machines of one name share a fast network; a group never mixes two.
     """
 
-    address: HostAddress
-    user: UserName | None = None
-    port: Annotated[PositiveInt, Field(le=65535)] | None = None
-    key: LocalFile | None = None
-    jump_host: JumpHost | None = None
     gpus: NonNegativeInt = 0
     directory: HostPath = "~/.redco-flow"
     fabric: Name | None = None
-
-    @property
-    def label(self) -> str:
-        """The host in messages and records: the address, with its port where one is given."""
-        return self.address if self.port is None else f"{self.address}:{self.port}"
 
 
 class Config(ExecutorConfig):

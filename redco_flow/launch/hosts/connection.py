@@ -91,18 +91,20 @@ class HostConnection:
         """The host's own workspace, for what is not shared; its paths are not for this machine."""
         return Workspace(Path(self.directory) / "workspace")
 
-    async def open(self, cache: Path) -> None:
+    async def open(self, cache: Path, connection: SshConnection | None = None) -> None:
         """Connect, and ship the code if the host has not got it.
 
         Args:
             cache: a folder here, for the archive.
+            connection: an open one, to use instead.
 
         Raises:
             HostUnreachable: there is no answer, or the connection broke.
             HostRefused: the host cannot be used as it is; says what to do.
         """
         self.close()
-        self._connection = await connect(self.host, SshSettings(self._settings.known_hosts))
+        settings = SshSettings(self._settings.known_hosts)
+        self._connection = connection or await connect(self.host, settings)
         found = await self._bootstrap("check")
         self.directory, self._code = found["directory"], found["code"]
         if not found["has_code"]:

@@ -11,21 +11,21 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import ClusterUnreachable
-from redco_flow.launch.hosts.config import Host
 from redco_flow.local_paths import expanded
 from redco_flow.records import open_no_link
+from redco_flow.spec.ssh import SshTarget
 
 if TYPE_CHECKING:
     import asyncssh
 
 
-def about_key(host: Host, known: Path, reason: str) -> str:
+def about_key(host: SshTarget, known: Path, reason: str) -> str:
     """Return what to tell.
 
     Args:
@@ -49,7 +49,7 @@ def about_key(host: Host, known: Path, reason: str) -> str:
     )
 
 
-def _is_listed(host: Host, known_hosts: Path) -> bool:
+def _is_listed(host: SshTarget, known_hosts: Path) -> bool:
     import asyncssh
 
     try:
@@ -94,7 +94,7 @@ class SshConnection:
 
     def __init__(
         self,
-        host: Host,
+        host: SshTarget,
         connection: asyncssh.SSHClientConnection,
         jump: asyncssh.SSHClientConnection | None,
     ) -> None:
@@ -128,6 +128,58 @@ class SshConnection:
                 f"{error[-2000:] or 'it said nothing'}"
             )
         return _bytes(done.stdout)
+
+    async def stream(
+        self,
+        command: Sequence[str],
+        output: Callable[[bytes], None],
+        errors: Callable[[bytes], None],
+    ) -> int:
+        """Run a program that gets no input; pass on each line as it comes.
+
+        Args:
+            command: as of `run`.
+            output, errors: take the lines of standard output and of standard error.
+
+        Returns:
+            its exit code; as a shell's where a signal ended it.
+
+        Raises:
+            HostUnreachable: the connection broke.
+        """
+        import asyncssh
+
+        with self._told_plainly():
+            async with asyncio.timeout(_SECONDS_TO_CONNECT):
+                process = await self._connection.create_process(
+                    shlex.join(command), encoding=None, stdin=asyncssh.DEVNULL
+                )
+        try:
+            await asyncio.gather(
+                self._pass_on(process.stdout, output), self._pass_on(process.stderr, errors)
+            )
+            with self._told_plainly():
+                code = (await process.wait()).returncode
+        finally:
+            process.close()
+        if code is None:
+            raise HostUnreachable(f"{self.host.label}: the connection broke.")
+        return code if code >= 0 else 128 - code
+
+    async def _pass_on(
+        self, reader: asyncssh.SSHReader[bytes], take: Callable[[bytes], None]
+    ) -> None:
+        rest = b""
+        while True:
+            with self._told_plainly():
+                chunk = await reader.read(_CHUNK_BYTES)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                take(line + b"\n")
+            if not chunk:
+                break
+        if rest:
+            take(rest)
 
     @contextlib.asynccontextmanager
     async def talk(self, command: Sequence[str], first: Mapping[str, Any]) -> AsyncIterator[Talk]:
@@ -199,13 +251,17 @@ class SshConnection:
         try:
             yield
         except lost as error:
-            raise HostUnreachable(f"{self.host.label}: {error.reason}") from error
+            raise HostUnreachable(
+                f"{self.host.label}: the connection broke ({error.reason})."
+            ) from error
         except asyncssh.SFTPError as error:
             raise HostRefused(f"{self.host.label}: {error.reason}") from error
         except TimeoutError as error:
             raise HostUnreachable(f"{self.host.label}: did not answer in time.") from error
         except (asyncssh.Error, ConnectionError, BrokenPipeError) as error:
-            raise HostUnreachable(f"{self.host.label}: {error or 'connection lost'}") from error
+            raise HostUnreachable(
+                f"{self.host.label}: the connection broke ({error or 'without a reason'})."
+            ) from error
 
 
 class Talk:
@@ -245,7 +301,7 @@ class Talk:
         return None
 
 
-async def connect(host: Host, settings: SshSettings) -> SshConnection:
+async def connect(host: SshTarget, settings: SshSettings) -> SshConnection:
     """Open a connection.
 
     Raises:
@@ -283,18 +339,18 @@ async def connect(host: Host, settings: SshSettings) -> SshConnection:
     return SshConnection(host, connection, jump)
 
 
-async def _jump(host: Host, settings: SshSettings) -> asyncssh.SSHClientConnection | None:
+async def _jump(host: SshTarget, settings: SshSettings) -> asyncssh.SSHClientConnection | None:
     if host.jump_host is None:
         return None
     user, _, rest = host.jump_host.rpartition("@")
     address, _, port = rest.partition(":")
-    through = Host(
+    through = SshTarget(
         address=address, user=user or None, port=int(port) if port else None, key=host.key
     )
     return (await connect(through, settings))._connection
 
 
-def _options(host: Host, settings: SshSettings) -> dict[str, Any]:
+def _options(host: SshTarget, settings: SshSettings) -> dict[str, Any]:
     key = {"client_keys": [host.key]} if host.key else {}
     if host.key and not os.access(host.key, os.R_OK):
         raise HostRefused(f"{host.label}: the key file {host.key} cannot be read.")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from redco_flow.errors import DoesNotFit
-from redco_flow.launch.config import ExecutorConfig, Line
-from redco_flow.spec.model import PositiveInt
+from redco_flow.launch.config import ExecutorConfig
+from redco_flow.spec.model import Line, PositiveInt
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.hub import is_commit
 from redco_flow.launch.redaction import redact_text
-from redco_flow.records import digest_json
+from redco_flow.records import digest_json, read_json_if_present
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import failure
@@ -181,6 +181,10 @@ _VALUE = re.compile(
 )
 
 
+SUBMITTED_CODE = ".submission/code.json"
+"""The code's state in a folder that was submitted from another machine, by its path there."""
+
+
 @dataclass(frozen=True)
 class CodeState:
     """The repository around a directory.
@@ -195,7 +199,12 @@ class CodeState:
 
     @classmethod
     def read(cls, directory: Path) -> CodeState:
-        """Ask git once, for all runs that one command starts."""
+        """Ask git once, for all runs that one command starts.
+
+        In a folder that was submitted from another machine, return the state that was read there.
+        """
+        if (submitted := read_json_if_present(directory / SUBMITTED_CODE)) is not None:
+            return cls(submitted["record"], submitted["patch"])
         code = git_state(directory)
         patch = _without_secrets(code.get("patch", ""))
         return cls(code_record(code | {"patch": patch} if code else {}), patch)

@@ -1,0 +1,267 @@
+"""Run a verb on a cluster's login node: `--ssh [USER@]HOST[:WORKSPACE]`, or a profile with `ssh:`.
+
+A run's id is chosen and noted here before it is sent, so a command that is repeated after a broken
+connection finds the run that it started, or starts it; there is one run in any case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redco_flow import __version__
+from redco_flow.cli.arguments import SUBMITTING
+from redco_flow.cli.run import next_steps, summary
+from redco_flow.cli.status import DETACHED_EXIT_CODE, exit_code_of, status_text
+from redco_flow.errors import ClusterUnreachable, UsageError
+from redco_flow.records import write_json
+from redco_flow.tracking.attempt import State
+
+if TYPE_CHECKING:
+    from redco_flow.cli.submission import Submission
+    from redco_flow.launch.hosts.login import LoginSession, Place
+    from redco_flow.spec.ssh import LoginNode
+
+
+def find_login_node(options: argparse.Namespace) -> LoginNode | None:
+    """Return the login node that `--ssh` or the profile means, or None: the verb runs here.
+
+    Raises:
+        UsageError: `--ssh` is not written as it must be, or the profile that is named for its
+            login node has none.
+        ConfigError: mistakes in the profile.
+    """
+    from redco_flow.spec.profile import load_profile
+    from redco_flow.spec.ssh import login_node
+
+    profile, overrides = options.profile, getattr(options, "overrides", ())
+    node = load_profile(profile, overrides, is_elsewhere=True).ssh if profile else None
+    if options.ssh is not None:
+        return login_node(options.ssh, node)
+    if node is None and not hasattr(options, "overrides"):  # -p names nothing else
+        raise UsageError(f"profile {profile} has no `ssh:`, the login node where to look.")
+    return node
+
+
+def run_on_login_node(node: LoginNode, words: Sequence[str], options: argparse.Namespace) -> int:
+    """Run the command line there; return its exit code.
+
+    Args:
+        words: the command line.
+        options: what was read of it.
+
+    Raises:
+        UsageError: the verb cannot be used so.
+        ConfigError: mistakes in the pipeline that show here.
+        ClusterUnreachable: the login node does not answer, refuses, or the connection broke.
+    """
+    # What asyncio says of each write to a connection that broke: our own error says it once.
+    logging.getLogger("asyncio").addHandler(logging.NullHandler())
+    if words[0] in SUBMITTING:
+        from redco_flow.cli.submission import notes_folder, prepare
+
+        submission = prepare(node, _passed_on(words, options), options, notes_folder())
+        is_plan = getattr(options, "dry_run", True)
+        return (_plan if is_plan else _run)(node, submission, options)
+    if getattr(options, "html", None) and words[0] != "report":
+        raise UsageError(f"--html of {words[0]} is not written through --ssh.")
+    return _until_detached(_read(node, _passed_on(words, options), options))
+
+
+def _passed_on(words: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """Return the command line without what is for this machine or set by the submission."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own = ["--ssh", "--html", "--profile"]
+    own += ["--send", "--set", "--run-id"] if words[0] in SUBMITTING else []
+    for name in own:
+        parser.add_argument(*(("-p", name) if name == "--profile" else (name,)))
+    if words[0] in SUBMITTING:
+        for flag in ("--detach", "--json"):
+            parser.add_argument(flag, action="store_true")
+    settings = getattr(options, "overrides", ())
+    return [word for word in parser.parse_known_args(words)[1] if word not in settings]
+
+
+def _until_detached(coroutine: Coroutine[Any, Any, int]) -> int:
+    """Run it; Ctrl-C ends only what is shown here."""
+    try:
+        return asyncio.run(coroutine)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ndetached; what runs on the cluster continues.\n")
+        return DETACHED_EXIT_CODE
+
+
+async def _read(node: LoginNode, words: list[str], options: argparse.Namespace) -> int:
+    async with _session(node) as session:
+        if words[0] != "report":
+            return await session.stream(words, _print, _print_error)
+        code, output, errors = await session.call(words)
+        sys.stderr.write(errors)
+        if code == 0:
+            print(await _fetch_page(session, output.splitlines()[-1], options.html))
+        return code
+
+
+async def _fetch_page(session: LoginSession, page: str, given: Path | None) -> Path:
+    """Copy a page here; return its path."""
+    target = given or Path(f"{Path(page).parent.name}-{Path(page).name}")
+    arriving = target.with_name(f".{target.name}.arriving")
+    arriving.unlink(missing_ok=True)
+    await session.get(page, arriving)
+    return arriving.replace(target).absolute()
+
+
+def _session(node: LoginNode) -> AbstractAsyncContextManager[LoginSession]:
+    from redco_flow.launch.hosts.login import open_session
+
+    return open_session(node, __version__)
+
+
+def _print(line: bytes) -> None:
+    sys.stdout.write(line.decode("utf-8", "replace"))
+    sys.stdout.flush()
+
+
+def _print_error(line: bytes) -> None:
+    sys.stderr.write(line.decode("utf-8", "replace"))
+    sys.stderr.flush()
+
+
+def _plan(node: LoginNode, submission: Submission, options: argparse.Namespace) -> int:
+    async def show() -> int:
+        async with _session(node) as session:
+            place = await _ship(session, submission)
+            words = [*submission.words, *_workspace(session), *["--json"] * options.json]
+            return await session.stream(words, _print, _print_error, place)
+
+    return _until_detached(show())
+
+
+def _run(node: LoginNode, submission: Submission, options: argparse.Namespace) -> int:
+    """Submit, and follow the run unless it is detached."""
+
+    async def run() -> int:
+        async with _session(node) as session:
+            code, started = await _submit(session, submission)
+            submission.note.unlink(missing_ok=True)
+            if code != 0:
+                return code
+            if started["run"] is not None and not options.detach:
+                return await _follow(session, started["run"], options)
+            if options.json:
+                print(json.dumps(started))
+            elif started["run"] is not None:  # None where --if-new started nothing
+                print(started["run"])
+            return 0
+
+    try:
+        return asyncio.run(run())
+    except (KeyboardInterrupt, ClusterUnreachable) as error:
+        said = "" if isinstance(error, KeyboardInterrupt) else f"{error} "
+        if submission.note.exists():
+            sys.stderr.write(
+                f"redco-flow: {said}It is not known whether run {submission.run_id} was started "
+                f"there. The same command again finds it, or starts it; it never runs twice.\n"
+            )
+        elif said:
+            raise
+        return ClusterUnreachable.exit_code if said else DETACHED_EXIT_CODE
+
+
+def _workspace(session: LoginSession) -> list[str]:
+    return ["--set", f"profile.workspace={session.workspace}"]
+
+
+async def _ship(session: LoginSession, submission: Submission) -> Place:
+    """Copy the code there.
+
+    Raises:
+        UsageError: another version is installed there.
+        ClusterUnreachable: the connection broke, or it cannot be written there.
+    """
+    from redco_flow.tracking.workspace import user_name
+
+    if session.version != __version__:
+        raise UsageError(
+            f"{session.node.label} has redco-flow {session.version}, and this machine "
+            f"{__version__}: install the same version on both."
+        )
+    user, cache = session.node.user or user_name(), submission.note.parent
+    return await session.ship(submission.snapshot, submission.own, user, cache)
+
+
+async def _submit(session: LoginSession, submission: Submission) -> tuple[int, Mapping[str, Any]]:
+    """Start the run there, unless it was; return the exit code, and the record of `run --json`."""
+    run_id, is_repeated = submission.run_id, submission.note.exists()
+    try:
+        place = await _ship(session, submission)
+    except ClusterUnreachable as error:
+        said = "" if is_repeated else " No run was started."
+        raise ClusterUnreachable(f"{error}{said}") from error
+    write_json(submission.note, {"run": run_id, "login_node": session.node.label})
+    if is_repeated and (found := await _find(session, run_id)):
+        return 0, found
+    words = [*submission.words, *_workspace(session), "--run-id", run_id, "--detach", "--json"]
+    code, output, errors = await session.call(words, place)
+    # One that is still at work since a connection broke may have started it meanwhile.
+    if code != 0 and (found := await _find(session, run_id)):
+        return 0, found
+    sys.stderr.write(errors)
+    return code, _last_record(output) if code == 0 else {}
+
+
+def _last_record(output: str) -> dict[str, Any]:
+    """Return the last line's record, after whatever a login's own start-up files print."""
+    record: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return record
+
+
+async def _find(session: LoginSession, run_id: str) -> Mapping[str, Any]:
+    """Return the record of a run that was started there, or {}; see that something drives it."""
+    code, output, _ = await session.call(["status", run_id, "--json"])
+    view = _last_record(output) if code == 0 else {}
+    if view.get("run") != run_id:
+        return {}
+    sys.stderr.write(f"{run_id} was started there: {view['state']}\n")
+    # Its start may have been cut off; if not, this is refused.
+    if view["state"] in (State.PENDING, State.INTERRUPTED) and not view["queued"]:
+        await session.call(["resume", run_id, "--detach"])
+    return {"run": run_id, "path": f"{session.workspace}/runs/{run_id}", "state": view["state"]}
+
+
+async def _follow(session: LoginSession, run_id: str, options: argparse.Namespace) -> int:
+    """Show the run until it ends, then print how, as `run` does on the cluster."""
+    output: list[bytes] = []
+    how = _options_of(options)
+    again = f"{run_id} continues there; `redco-flow attach {run_id} {how}` follows it again."
+    try:
+        words = ["status", run_id, "--watch", "--json"]
+        code = await session.stream(words, output.append, _print_error)
+    except ClusterUnreachable as error:
+        raise ClusterUnreachable(f"{error} Run {again}") from error
+    except asyncio.CancelledError:
+        sys.stderr.write(f"\ndetached; {again}\n")
+        raise
+    if code != 0:
+        return code
+    view = _last_record(b"".join(output).decode("utf-8", "replace"))
+    code = exit_code_of(view)
+    if options.json:
+        print(json.dumps(summary(view, code)))
+    else:
+        print(f"{status_text(view, with_parameters=True)}\n{next_steps(view)}, each with {how}")
+    return code
+
+
+def _options_of(options: argparse.Namespace) -> str:
+    """Return the options with which other verbs find the run."""
+    target = f"--ssh {options.ssh}" if options.ssh else ""
+    profile = f"-p {options.profile}" if options.profile != "local" else ""
+    return f"{target} {profile}".strip()
