@@ -2,9 +2,10 @@
 
 import pytest
 from orchestrate_runs import InProcess, Runs, kill_launcher, wait_for_end, wait_for_stage
-from tiny_stages.calls import wait_until
+from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.cli.view import read_run_view
+from redco_flow.launch.call import JobResources
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.start import resume_run
 
@@ -138,8 +139,6 @@ def test_a_requeued_job_repeats_no_stage_that_has_completed(runs, slurm, held, g
     driven = InProcess(runs.write(GROUPED, held))
     wait_until(lambda: phase_of(driven.run, "train") == "waiting")
     (job,) = slurm.jobs()
-    gate.touch()
-    gate.unlink()
     slurm.run("scancel", "--signal=TERM", job)
     slurm.wait_for("it is queued again", lambda: slurm.jobs().get(job) == "PENDING")
     gate.touch()
@@ -172,17 +171,15 @@ def test_cancelling_ends_the_job_and_what_had_not_begun(runs, slurm, held, launc
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), 300)
 
 
-def test_each_stage_has_its_own_ranks_in_the_job_of_the_largest(runs, slurm):
-    resources = "train.resources={num_hosts: 2, walltime_minutes: 3}"
-    times = ["preprocess.resources.walltime_minutes=2", "compare.resources.walltime_minutes=2"]
-    runs.profile["slurm"] = {"walltime_minutes": 6, "warning_seconds": 60}
-    driven = InProcess(runs.write(GROUPED, [resources, *times]))
+def test_each_stage_has_its_own_ranks_in_the_job_of_the_largest(slurm, workspace, new_executor):
+    sizes = [JobResources(), JobResources(num_hosts=2, processes_per_host=2), JobResources()]
+    attempts = [
+        make_attempt(workspace, run=f"tiny-{number}", resources=size)
+        for number, size in enumerate(sizes)
+    ]
 
-    outcome = driven.end()
+    job = new_executor().submit_call_after(attempts[0], (), then=attempts[1:])
+    wait_until(lambda: all(one.cause for one in attempts))
 
-    assert outcome.state == "completed", driven.said
-    script = (driven.run.attempt("preprocess", 1).path / "job.sh").read_text()
-    assert "#SBATCH --nodes=2\n" in script
-    assert "#SBATCH --time=6\n" in script  # the profile's, less than the sum
-    ranks = [driven.run.latest_attempt(stage).ranks_with_logs() for stage in STAGES]
-    assert ranks == [[0], [0, 1], [0]]
+    assert [one.cause for one in attempts] == ["completed"] * 3, job.status()
+    assert [one.ranks_with_logs() for one in attempts] == [[0], [0, 1, 2, 3], [0]]
