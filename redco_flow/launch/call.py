@@ -76,12 +76,15 @@ class JobResources:
     ) -> JobResources:
         """Return what one job asks for that runs these stages one after the other.
 
-        The most of each resource that a stage asks for, and the sum of their walltimes, at most
-        `walltime_minutes`; no walltime where a stage has none.
+        The most of each resource that a stage asks for, and the sum of their walltimes; no walltime
+        where a stage has none.
+
+        Args:
+            walltime_minutes: the most that is asked for, unless one stage alone asks for more.
         """
         times = [one.walltime_minutes for one in stages]
         known = [time for time in times if time is not None]
-        limit = math.inf if walltime_minutes is None else walltime_minutes
+        limit = math.inf if walltime_minutes is None else max(walltime_minutes, *known, 0)
         processes = max(one.processes_per_host for one in stages)
         cpus = max((one.cpus_per_host or 0 for one in stages), default=0)
         return cls(

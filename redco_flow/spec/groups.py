@@ -56,17 +56,13 @@ def _problems_of_chain(
                 f"'{name}' and '{first}' of group '{group}' differ in runs_on; one job runs both",
             )
         if before not in upstream[name]:
-            yield (
-                name,
-                f"'{name}' takes nothing from '{before}', the stage before it in group '{group}'; "
-                f"a group is a chain: parallel stages are jobs of their own",
-            )
+            yield name, _why_no_chain(group, before, name, upstream)
+            continue
         for other in sorted(upstream[name] - set(members) - earlier):
             yield (
                 name,
                 f"'{name}' also takes from '{other}', which need not have ended when the job of "
-                f"group '{group}' begins: have '{first}' take from it too, or make '{name}' a job "
-                f"of its own",
+                f"group '{group}' begins: make '{name}' a job of its own",
             )
     for name in members:
         computes = kinds[name].runs_on_several_processes
@@ -76,6 +72,20 @@ def _problems_of_chain(
                 f"'{name}' asks for no GPUs and '{has_gpus[0]}' of the same group '{group}' does: "
                 f"set stages.{name}.resources.gpus_per_host, or make it a job of its own",
             )
+
+
+def _why_no_chain(group: str, before: str, name: str, upstream: Mapping[str, set[str]]) -> str:
+    """Say why a stage cannot follow the stage before it in a group, from which it takes nothing."""
+    between = [one for one in sorted(_ancestors(name, upstream)) if before in upstream[one]]
+    if between:
+        return (
+            f"'{between[0]}' runs between '{before}' and '{name}' of group '{group}' and is not "
+            f"in it: put it into the group, or make '{name}' a job of its own"
+        )
+    return (
+        f"'{name}' takes nothing from '{before}', the stage before it in group '{group}'; a group "
+        f"is a chain: parallel stages are jobs of their own"
+    )
 
 
 def _ancestors(stage: str, upstream: Mapping[str, set[str]]) -> set[str]:

@@ -142,7 +142,7 @@ def test_a_requeued_job_repeats_no_stage_that_has_completed(runs, slurm, held, g
     slurm.run("scancel", "--signal=TERM", job)
     slurm.wait_for("it is queued again", lambda: slurm.jobs().get(job) == "PENDING")
     gate.touch()
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
     outcome = driven.end()
 

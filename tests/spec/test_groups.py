@@ -19,6 +19,9 @@ stages:
   two: {kind: orchestrate_kinds.total, dataset: one, group: small, runs_on: local}
   three: {kind: orchestrate_kinds.total, dataset: one, group: small}
   four: {kind: orchestrate_kinds.score, metrics: [three, aside], group: small}
+  five: {kind: orchestrate_kinds.numbers, group: gap}
+  six: {kind: orchestrate_kinds.total, dataset: five}
+  seven: {kind: orchestrate_kinds.score, metrics: [six], group: gap}
 """
 
 
@@ -35,8 +38,9 @@ def test_what_cannot_share_a_job_is_refused_at_its_group(write):
     with pytest.raises(ConfigError) as raised:
         load_pipeline(write(WRONG))
 
-    elsewhere, parallel, waits = sorted(raised.value.problems, key=lambda one: one.line)
-    assert (elsewhere.line, parallel.line, waits.line) == (5, 6, 7)
+    elsewhere, parallel, waits, gap = sorted(raised.value.problems, key=lambda one: one.line)
+    assert (elsewhere.line, parallel.line, waits.line, gap.line) == (5, 6, 7, 10)
+    assert "'six' runs between 'five' and 'seven' of group 'gap' and is not in it" in gap.message
     assert "'stages.two.group': 'two' and 'one' of group 'small' differ in runs_on" in (
         elsewhere.message
     )

@@ -133,6 +133,9 @@ def _group_problems(
         resources, {**environ, **of_stage.environment}
     )
     notes += said
+    limit, times = of_stage.section.walltime_minutes, resources.walltime_minutes
+    if limit is not None and times == limit:
+        notes.append(f"the job of group '{group}' gets the profile's walltime_minutes, {limit}")
     for path, message in refused:
         yield origin.problem(f"'{key}': the job of group '{group}': {dotted(path)}: {message}")
 
