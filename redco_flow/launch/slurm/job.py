@@ -436,8 +436,8 @@ class SlurmJob(CallJob):
         )
 
     def _judge(self, word: ClusterWord) -> ExitRecord:
-        unfinished = (one for one in self._earlier if one.cause is not Cause.COMPLETED)
-        if (culprit := next(unfinished, None)) is not None:
+        without_result = (one for one in self._earlier if not one.result_path.exists())
+        if (culprit := next(without_result, None)) is not None:
             why = f"stage {culprit.stage}, before it in the same job, did not complete"
             return never_began(why)
         return judge(

@@ -61,7 +61,7 @@ class Submission:
 
     @property
     def job_resources(self) -> JobResources:
-        """What the whole job asks for."""
+        """Resources of the whole job."""
         if not self.then:
             return self.resources
         stages = [self.resources, *(one.resources for one in self.then)]

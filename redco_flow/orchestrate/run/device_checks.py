@@ -121,7 +121,7 @@ def _group_problems(
     stages: Sequence[str],
     notes: list[str],
 ) -> Iterator[Problem]:
-    """What the site never allows the job of a group, at the group of its first stage."""
+    """Yield what the site never allows the job of a group, at the group of its first stage."""
     key = f"stages.{stages[0]}.group"
     origin, of_stage = resolved.origins.get(key, DEFAULT), resolved.profile_of(stages[0], profile)
     try:
