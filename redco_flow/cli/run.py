@@ -17,7 +17,7 @@ from redco_flow.cli.arguments import (
     workspace_path,
 )
 from redco_flow.cli.examples import print_examples
-from redco_flow.cli.loading import Loader
+from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
 from redco_flow.cli.sweep import (
     add_sweep,
@@ -35,9 +35,7 @@ from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.run.plan import Plan
     from redco_flow.orchestrate.sweep.control import PlannedPoint
-    from redco_flow.spec.load import ResolvedPipeline
 
 
 def register(verbs: Verbs) -> None:
@@ -93,7 +91,7 @@ def _plan(options: argparse.Namespace) -> int:
     loader = Loader(options, only_reads=True)
     loaded = loader.load()
     identity = {"identity": loaded.identity} if options.json else {}
-    _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json, **identity)
+    _print_plan(loaded, loader.replaced, as_json=options.json, **identity)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
 
@@ -107,10 +105,16 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _print_plan(
-    resolved: ResolvedPipeline, plan: Plan, replaced: list[str], *, as_json: bool, **more: str
+    planned: Loaded | PlannedPoint, replaced: list[str], *, as_json: bool, **more: str
 ) -> None:
+    from redco_flow.orchestrate.run.groups import jobs_of_groups
+
+    resolved, plan = planned.pipeline, planned.plan
+    jobs = list(jobs_of_groups(resolved, planned.profile, plan))
     if as_json:
-        record = {"pipeline": resolved.name, **plan.to_json(), "replace_bundled": replaced, **more}
+        groups = [{"group": group, "stages": stages} for group, stages in jobs]
+        record = {"pipeline": resolved.name, **plan.to_json(), "groups": groups}
+        record |= {"replace_bundled": replaced, **more}
         print(json.dumps(record))
         return
     rows = [
@@ -118,6 +122,8 @@ def _print_plan(
         for name, stage in plan.stages.items()
     ]
     print(columns(rows, ["STAGE", "ACTION", "FINGERPRINT", "REASON"]))
+    for group, stages in jobs:
+        print(f"group {group}: one job for {', '.join(stages)}")
     for pin in plan.pins:
         print(pin)
 
@@ -142,7 +148,7 @@ def _run(options: argparse.Namespace) -> int:
             raise UsageError(f"{name} is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
     loaded = loader.load()
     if options.dry_run:
-        _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
+        _print_plan(loaded, loader.replaced, as_json=options.json)
         return 0
     identity = loaded.identity if options.if_new else ""
     if options.if_new and (not loaded.plan.is_anything_new or identity == options.since):
@@ -169,7 +175,7 @@ def _run(options: argparse.Namespace) -> int:
 def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -> None:
     if not as_json:
         print(f"\n--- {'  '.join(planned.overrides)}")
-    _print_plan(planned.pipeline, planned.plan, replaced, as_json=as_json)
+    _print_plan(planned, replaced, as_json=as_json)
 
 
 def _attend(run: RunDirectory, options: argparse.Namespace, **more: str) -> int:

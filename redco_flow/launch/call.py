@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,33 @@ class JobResources:
     def num_processes(self) -> int:
         """Number of ranks of the job."""
         return self.num_hosts * self.processes_per_host
+
+    @classmethod
+    def of_group(
+        cls, stages: Sequence[JobResources], walltime_minutes: float | None = None
+    ) -> JobResources:
+        """Return what one job asks for that runs these stages one after the other.
+
+        The most of each resource that a stage asks for, and the sum of their walltimes; no walltime
+        where a stage has none.
+
+        Args:
+            walltime_minutes: the most that is asked for, unless one stage alone asks for more.
+        """
+        times = [one.walltime_minutes for one in stages]
+        known = [time for time in times if time is not None]
+        limit = math.inf if walltime_minutes is None else max(walltime_minutes, *known, 0)
+        processes = max(one.processes_per_host for one in stages)
+        cpus = max((one.cpus_per_host or 0 for one in stages), default=0)
+        return cls(
+            num_hosts=max(one.num_hosts for one in stages),
+            processes_per_host=processes,
+            gpus_per_host=max(one.gpus_per_host for one in stages),
+            # Shared evenly by the processes, and still enough for a stage with fewer of them.
+            cpus_per_host=math.ceil(cpus / processes) * processes or None,
+            memory_gib=max((one.memory_gib or 0.0 for one in stages), default=0.0) or None,
+            walltime_minutes=min(sum(known), limit) if len(known) == len(times) else None,
+        )
 
 
 @dataclass(frozen=True)

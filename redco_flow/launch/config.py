@@ -26,6 +26,9 @@ class ExecutorConfig(StrictModel):
     runs_arrays: ClassVar[bool] = False
     """Whether a stage that is cut into shards becomes a job array; else one job does all shards."""
 
+    runs_groups: ClassVar[bool] = False
+    """Whether stages of one group share a job; else each has its own, which needs no queue."""
+
     gives_requested_gpus: ClassVar[bool] = False
     """Whether a job sees the GPUs that it asks for and no others of its hosts."""
 

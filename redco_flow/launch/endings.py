@@ -100,6 +100,16 @@ def never_began(why: str) -> ExitRecord:
     return ExitRecord(exit_code=None, cause=Cause.CANCELLED, message=f"it never began: {why}.")
 
 
+def end_later_stages(
+    later: Iterable[AttemptDirectory], attempt: AttemptDirectory, cause: Cause
+) -> None:
+    """Write the ends of stages that the same job would have run after one that did not complete."""
+    for one in later:
+        if not one.exit_path.exists():
+            why = f"stage {attempt.stage}, before it in the same job, ended: {cause}"
+            write_exit(one, never_began(why))
+
+
 def write_exit(attempt: AttemptDirectory, record: ExitRecord) -> None:
     """Write exit.json; the end is now unless the record says when it was."""
     record = replace(record, ended_at=record.ended_at or utc_now())

@@ -12,7 +12,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 from submitit.core import plugins
 from submitit.core.core import DelayedJob, Executor, Job
@@ -193,6 +193,14 @@ class CallExecutor(Executor):
             return ready.read(len(READY)) == READY
 
 
+class StageToRender(NamedTuple):
+    """A stage as `render` takes it."""
+
+    attempt: AttemptDirectory
+    title: str
+    resources: JobResources
+
+
 class ChainingExecutor(CallExecutor):
     """An executor whose cluster itself starts a job once others have completed."""
 
@@ -202,6 +210,7 @@ class ChainingExecutor(CallExecutor):
         attempt: AttemptDirectory,
         upstream: Sequence[CallJob],
         after_end: Sequence[CallJob] = (),
+        then: Sequence[AttemptDirectory] = (),
     ) -> CallJob:
         """Submit a call that begins when all of `upstream` have completed, launcher or not.
 
@@ -209,6 +218,8 @@ class ChainingExecutor(CallExecutor):
 
         Args:
             after_end: jobs that must have ended before it begins, however they end.
+            then: calls that the same job runs afterwards, each once the one before it has
+                completed; each gets a job.json.
 
         Raises:
             UsageError: there is no call.json, or the attempt was submitted before.
@@ -222,11 +233,13 @@ class ChainingExecutor(CallExecutor):
         title: str,
         resources: JobResources,
         upstream: Sequence[str],
+        then: Sequence[StageToRender] = (),
     ) -> str:
         """Return what `submit_call_after` would hand to the cluster.
 
         Args:
             upstream: job ids, or what stands for them.
+            then: stages that the same job runs afterwards.
 
         Raises:
             UsageError: it cannot be submitted.

@@ -180,7 +180,9 @@ class RankInfo:
             KeyError: this is no task of srun's.
         """
         num_processes = int(environ["SLURM_NTASKS"])
-        processes_per_host = num_processes // int(environ["SLURM_NNODES"])
+        # Of a job with several stages, a stage may run on fewer nodes than the job has.
+        num_hosts = int(environ.get("SLURM_STEP_NUM_NODES") or environ["SLURM_NNODES"])
+        processes_per_host = num_processes // num_hosts
         visible = next(filter(None, map(environ.get, _VISIBLE_GPUS)), None)
         num_visible = len(visible.split(",")) if visible else 0
         is_bound = num_visible * processes_per_host == gpus_per_host > num_visible

@@ -15,6 +15,7 @@ from typing import Any
 from redco_flow.errors import Problem
 from redco_flow.spec.data_files import expand_patterns, names_of
 from redco_flow.spec.document import Document, Origin, leaves
+from redco_flow.spec.groups import group_problems
 from redco_flow.spec.interpolation import escape, interpolate
 from redco_flow.spec.model import ContentOf, OnlyWhereSet, marked
 from redco_flow.spec.names import dotted
@@ -268,6 +269,10 @@ class _Loading:
         for name, config in self.configs.items():
             self.problems += input_problems(self.bodies[name], config)
         self.order = self._order()
+        placed = {name: self.bodies[name].config for name in self.configs}
+        kinds = {name: self.bodies[name].kind for name in self.configs}
+        order = [name for name in self.order if name in self.configs]
+        self.problems += group_problems(order, kinds, self.configs, self._upstream_names(), placed)
 
     def stage_profiles(self, profile: Profile) -> dict[str, Profile]:
         """Return the profiles of stages that have one, over the run's; collects their mistakes."""
@@ -352,10 +357,7 @@ class _Loading:
 
     def _order(self) -> list[str]:
         names = list(self.bodies)
-        upstream = {
-            name: {ref.stage for refs in inputs.values() for ref in refs if not ref.alias}
-            for name, inputs in self.inputs.items()
-        }
+        upstream = self._upstream_names()
         for cycle in cycles_of(names, upstream):
             circle = " needs ".join(f"'{name}'" for name in [*cycle, cycle[0]])
             slots = self.inputs[cycle[0]].items()
@@ -364,6 +366,12 @@ class _Loading:
             origin = body.own.origin(body.kind.slot_path(slot))
             self.problems.append(origin.problem(f"stages form a circle: {circle}"))
         return order_of(names, upstream)
+
+    def _upstream_names(self) -> dict[str, set[str]]:
+        return {
+            name: {ref.stage for refs in inputs.values() for ref in refs if not ref.alias}
+            for name, inputs in self.inputs.items()
+        }
 
     def _resolved_stage(self, name: str) -> ResolvedStage:
         config = self.configs[name]

@@ -63,7 +63,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field
 
 from redco_flow.spec.hub_reference import HubReference
-from redco_flow.spec.model import Placement, StrictModel, Text
+from redco_flow.spec.model import Name, Placement, StrictModel, Text
 from redco_flow.spec.names import (
     dotted_name_advice,
     find_module,
@@ -84,6 +84,8 @@ class StageConfig(StrictModel):
         resources: what the stage asks of the machines.
         runs_on: another profile's name, or keys of a profile that replace those of the run's for
             this stage alone, as {slurm: {partition: cpu}}.
+        group: consecutive stages of one name share one job of the cluster, one after the other;
+            where a profile has no queue, nothing changes.
     """
 
     LEFT_OUT: ClassVar[tuple[type, ...]] = (Placement,)
@@ -91,6 +93,7 @@ class StageConfig(StrictModel):
 
     resources: Resources = Resources()
     runs_on: Annotated[Text | dict[str, Any], Placement()] = Field(default_factory=dict)
+    group: Annotated[Name | None, Placement()] = None
 
 
 @dataclass(frozen=True)

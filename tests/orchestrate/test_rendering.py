@@ -20,6 +20,51 @@ def test_every_stage_that_may_run_is_rendered_and_nothing_is_written(runs):
     assert not list(runs.workspace.runs.glob("*"))
 
 
+GROUPED = """
+name: grouped
+stages:
+  preprocess: {kind: orchestrate_kinds.numbers, group: small}
+  train: {kind: orchestrate_kinds.total, group: small}
+  compare: {kind: orchestrate_kinds.score, metrics: [train], group: small}
+"""
+OUTSIDE = GROUPED + "  other: {kind: orchestrate_kinds.total, dataset: preprocess}\n"
+
+
+def test_a_group_is_one_script_with_its_largest_stages_resources_and_a_step_for_each(runs):
+    wanted = ["preprocess.resources={cpus_per_host: 2, walltime_minutes: 5}"]
+    wanted += ["train.resources={cpus_per_host: 4, gpus_per_host: 2, walltime_minutes: 30}"]
+    wanted += ["compare.resources.walltime_minutes=5"]
+    resolved, plan = runs.load(GROUPED, wanted), runs.plan(GROUPED, wanted)
+    profile = profile_model()(executor="slurm", workspace=str(runs.workspace.root))
+
+    rendered = dict(rendered_submissions(resolved, profile, runs.workspace, plan, {}))
+
+    script = rendered["preprocess"]
+    options = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert {"#SBATCH --cpus-per-task=4", "#SBATCH --gpus-per-node=2", "#SBATCH --time=40"} <= set(
+        options
+    )
+    steps = [line.strip() for line in script.splitlines() if "--gpus-per-host" in line]
+    assert [step.removesuffix(" \\") for step in steps] == [
+        f"--gpus-per-host {count}" for count in (0, 2, 0)
+    ]
+    assert script.count("--seconds-to-warning $((2280 - SECONDS))") == 3
+    assert rendered["train"] == "stage 'train' runs in the job of stage 'preprocess'"
+    capped = profile.model_copy(
+        update={"slurm": profile.slurm.model_copy(update={"walltime_minutes": 35})}
+    )
+    rendered = dict(rendered_submissions(resolved, capped, runs.workspace, plan, {}))
+    assert "#SBATCH --time=35\n" in rendered["preprocess"]
+
+
+def test_ahead_no_stage_waits_for_the_middle_of_a_group(runs):
+    runs.profile["executor"] = "slurm"
+
+    with pytest.raises(UsageError, match=r"'other' takes from 'preprocess', after which 'compare'"):
+        runs.write(OUTSIDE, ahead=True)
+    runs.write(OUTSIDE)
+
+
 def test_where_nothing_is_submitted_nothing_is_rendered(runs):
     resolved, plan = runs.load(TWO_STAGES), runs.plan(TWO_STAGES)
 

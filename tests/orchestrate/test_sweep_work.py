@@ -47,6 +47,12 @@ def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(job
     ]
 
 
+def test_each_point_has_its_own_job_for_a_group(jobs):
+    grouped = TWO_STAGES.replace("}", ", group: small}")
+
+    assert jobs(grouped, *rates(1.0, 2.0, 3.0)) == ["preprocess, train: 3 jobs"]
+
+
 @pytest.mark.slow
 def test_what_is_published_is_not_submitted(jobs, runs):
     runs.complete(TWO_STAGES, ["train.learning_rate=1.0"])

@@ -156,7 +156,7 @@ def test_a_stage_s_kind_can_be_changed_before_its_keys(load, chain):
     [
         ("lerning_rate=1", "there is no setting 'lerning_rate'; did you mean 'learning_rate'?"),
         ("train.lerning_rate=1", "stage 'train' has no key 'lerning_rate'; did you mean "
-         "'learning_rate'? Similar keys: learning_rate; all 13 are in"),
+         "'learning_rate'? Similar keys: learning_rate; all 14 are in"),
         ("data.sauce_key=1", "'data' has no key 'sauce_key'; did you mean 'source_key'?"),
         ("stages.trane.num_epochs=1", "there is no setting 'stages.trane.num_epochs'; did you mean "
          "'stages.train.num_epochs'?"),

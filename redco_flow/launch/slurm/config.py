@@ -96,7 +96,8 @@ class Config(ExecutorConfig):
         srun_options: further options of srun, as --cpu-bind=cores.
         processes_per_host: for stages that run on several processes; one for each GPU, or one.
         max_array_tasks: tasks of a job array that run at once; None: as many as fit.
-        walltime_minutes: of stages that ask for none; None leaves the partition's default.
+        walltime_minutes: of stages that ask for none, and the limit of a group's job; None leaves
+            the partition's default.
         warning_seconds: this long before the end of its time a job saves and stops by itself.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
         rendezvous_address: by which ranks reach each other, where it is not the node's name: a
@@ -110,6 +111,7 @@ class Config(ExecutorConfig):
     """
 
     runs_arrays: ClassVar[bool] = True
+    runs_groups: ClassVar[bool] = True
     gives_requested_gpus: ClassVar[bool] = True
 
     partition: SlurmName | None = None

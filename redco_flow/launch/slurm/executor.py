@@ -20,6 +20,7 @@ from redco_flow.launch.call import Call, JobResources, read_call, write_call
 from redco_flow.launch.executor import (
     CallJob,
     ChainingExecutor,
+    StageToRender,
     check_submittable,
     common_settings,
     job_environment,
@@ -79,19 +80,21 @@ class SlurmExecutor(ChainingExecutor):
         title: str,
         resources: JobResources,
         upstream: Sequence[str],
+        then: Sequence[StageToRender] = (),
     ) -> str:
         """Return the sbatch file that `submit_call_after` would submit.
 
         Raises:
             UsageError: a path holds what such a file cannot carry.
         """
-        return render(self._submission(attempt, title, resources, upstream))
+        return render(self._submission(attempt, title, resources, upstream, then=then))
 
     def submit_call_after(
         self,
         attempt: AttemptDirectory,
         upstream: Sequence[CallJob],
         after_end: Sequence[CallJob] = (),
+        then: Sequence[AttemptDirectory] = (),
     ) -> CallJob:
         """Submit a call with `--dependency=afterok` on the upstream jobs, `afterany` on others.
 
@@ -100,21 +103,23 @@ class SlurmExecutor(ChainingExecutor):
             StageFailed: Slurm refuses it, or never got an upstream job.
             ClusterUnreachable: Slurm's commands are not here.
         """
-        check_submittable(attempt)
-        return self._submit(attempt, _with_ids(upstream), _known(after_end))
+        for one in (attempt, *then):
+            check_submittable(one)
+        return self._submit(attempt, _with_ids(upstream), _known(after_end), then)
 
     def _submit(
         self,
         attempt: AttemptDirectory,
         upstream: Sequence[CallJob] = (),
         after_end: Sequence[CallJob] = (),
+        then: Sequence[AttemptDirectory] = (),
     ) -> CallJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         call = read_call(attempt.call_path)
         _write_tasks(attempt, call)
         size = self._array_size(call.resources)
         if size is None:
-            return self._submit_job(attempt, call, upstream, after_end)
+            return self._submit_job(attempt, call, upstream, after_end, then)
         return self._submit_arrays(attempt, call, size, upstream, after_end)
 
     def _array_size(self, resources: JobResources) -> int | None:
@@ -165,10 +170,10 @@ class SlurmExecutor(ChainingExecutor):
             return job.attempt.array(number), part, upstream, [*after_end, *before]
 
         def submit(number: int) -> SlurmArray:
-            array, part, *waits_for = given(number)
+            array, part, after_completion, after_ends = given(number)
             link_tasks(job.attempt, number, record["arrays"][number])
             write_call(array, part)
-            return cast("SlurmArray", self._submit_job(array, part, *waits_for))
+            return cast("SlurmArray", self._submit_job(array, part, after_completion, after_ends))
 
         def search(number: int, array: SlurmArray) -> None:
             refusal = queue.TryLater("its launcher ended while it was submitted.")
@@ -183,14 +188,17 @@ class SlurmExecutor(ChainingExecutor):
         call: Call,
         upstream: Sequence[CallJob],
         after_end: Sequence[CallJob],
+        then: Sequence[AttemptDirectory] = (),
     ) -> CallJob:
         """Submit one job, or one array, in the directory of the attempt or of the array."""
-        sbatch = functools.partial(self._sbatch, attempt, call, upstream, after_end)
-        (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
+        then = [AttemptDirectory(one.path.absolute()) for one in then]
+        sbatch = functools.partial(self._sbatch, attempt, call, upstream, after_end, then)
         name = self._submission(attempt, _title_of(call), call.resources).job_name
         record = self._record(attempt, name) | {"shards": list(call.resources.shards)}
+        if then:
+            record["group"] = [str(one.path) for one in (attempt, *then)]
         # Before sbatch: a record without an id is looked up by its name.
-        write_json(attempt.job_path, record)
+        _write_records(record, attempt, then)
         try:
             job_id = sbatch()
         except queue.TryLater as refusal:
@@ -200,9 +208,10 @@ class SlurmExecutor(ChainingExecutor):
             job.retry_submission(Resubmission(sbatch, refusal))
             return job
         except (RedcoFlowError, OSError):
-            attempt.job_path.unlink()
+            for one in (attempt, *then):
+                one.job_path.unlink()
             raise
-        write_json(attempt.job_path, record | {"job_id": job_id})
+        _write_records(record | {"job_id": job_id}, attempt, then)
         return reattach(record | {"job_id": job_id})
 
     def _sbatch(
@@ -211,9 +220,12 @@ class SlurmExecutor(ChainingExecutor):
         call: Call,
         upstream: Sequence[CallJob],
         after_end: Sequence[CallJob],
+        then: Sequence[AttemptDirectory] = (),
     ) -> str:
         waits_for = (_without_ended(upstream, completed=True), _without_ended(after_end))
-        submission = self._submission(attempt, _title_of(call), call.resources, *waits_for)
+        calls = [(one, read_call(one.call_path)) for one in then]
+        stages = [StageToRender(one, _title_of(its), its.resources) for one, its in calls]
+        submission = self._submission(attempt, _title_of(call), call.resources, *waits_for, stages)
         write_text(attempt.path / SCRIPT, render(submission))
         return queue.submit(attempt.path / SCRIPT, self._job_environment(attempt.whole))
 
@@ -234,6 +246,7 @@ class SlurmExecutor(ChainingExecutor):
         resources: JobResources,
         upstream: Sequence[str] = (),
         after_end: Sequence[str] = (),
+        then: Sequence[StageToRender] = (),
     ) -> Submission:
         return Submission(
             attempt=attempt.path.absolute(),
@@ -246,6 +259,7 @@ class SlurmExecutor(ChainingExecutor):
             upstream=tuple(upstream),
             after_end=tuple(after_end),
             variables=self._exports(attempt),
+            then=tuple(self._submission(*one) for one in then),
         )
 
     def _job(
@@ -321,12 +335,18 @@ def _without_ended(jobs: Sequence[CallJob], *, completed: bool = False) -> tuple
     Args:
         completed: leave out only those that completed.
     """
-    causes = {job.job_id: job.attempt.cause for job in jobs}
-    return tuple(
-        job_id
-        for job_id, cause in causes.items()
-        if cause is None or (completed and cause is not Cause.COMPLETED)
-    )
+    found = [(job.job_id, job.attempt.cause) for job in jobs]
+    left = [id for id, cause in found if cause is None or (completed and cause != Cause.COMPLETED)]
+    return tuple(dict.fromkeys(left))  # stages of one group have one job
+
+
+def _write_records(
+    record: Mapping[str, Any], attempt: AttemptDirectory, then: Sequence[AttemptDirectory]
+) -> None:
+    """Write job.json of each stage of a job; the last one that is written is the first stage's."""
+    for one in (*then, attempt):
+        (one.path / JOB_LOG).parent.mkdir(exist_ok=True)
+        write_json(one.job_path, {**record, "attempt": str(one.path)})
 
 
 def _write_tasks(attempt: AttemptDirectory, call: Call) -> None:

@@ -19,6 +19,7 @@ from redco_flow.launch.call import read_call
 from redco_flow.launch.endings import (
     ClusterWord,
     RankEnding,
+    end_later_stages,
     judge,
     last_restart,
     never_began,
@@ -57,7 +58,7 @@ from redco_flow.records import (
     write_json,
 )
 from redco_flow.spec.secrets import secret_values
-from redco_flow.tracking.attempt import Cause, ExitRecord, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
 
 _UNKNOWN = "unknown"
@@ -90,10 +91,13 @@ class SlurmJob(CallJob):
         self._vanishing: tuple[str, float] | None = None
         self._was_pending = False
         self._released_restart: int | None = None
-        self._heartbeat = HeartbeatWatch(self.attempt)
         self._is_followed_by_heartbeat = False
         self._resubmission: Resubmission | None = None
         self._is_to_be_ended = False  # it was cancelled before its id was known
+        group = [AttemptDirectory(Path(path)) for path in self._record.get("group", ())]
+        index = group.index(self.attempt) if group else 0
+        self._earlier, self._later = group[:index], group[index + 1 :]
+        self._heartbeats = [HeartbeatWatch(one) for one in (*self._earlier, self.attempt)]
 
     def retry_submission(self, resubmission: Resubmission) -> None:
         """Have `status` submit the job, which sbatch has refused for a while, when it is due."""
@@ -114,8 +118,16 @@ class SlurmJob(CallJob):
         """Say what exit.json says, else what Slurm says; asks Slurm at most every ten seconds.
 
         What Slurm calls an end counts once a second answer confirms it: a requeue may follow. A job
-        that Slurm holds because a node could not start it is let go, to start on another.
+        that Slurm holds because a node could not start it is let go, to start on another. A stage
+        whose turn in its group's job has not come is PENDING.
         """
+        status = self._status_of_job()
+        if not self._earlier or status.state is not State.RUNNING or self._has_begun():
+            return status
+        text = f"{status.message}, with stage {self._earlier[-1].stage} before this one"
+        return JobStatus(State.PENDING, message=text, source=status.source, news=text)
+
+    def _status_of_job(self) -> JobStatus:
         if self._vanishing is not None:  # it may have ended, and NFS not show its records yet
             ranks = self.attempt.path / "ranks"
             for folder in (self.attempt.path, ranks, *ranks.glob("*/")):
@@ -157,7 +169,7 @@ class SlurmJob(CallJob):
         if not is_terminal(entry):  # of the accounting, which may know more at the next request
             self._queue.forget_accounted(self.job_id)
             missed = view.asked_at - (self._vanishing or (state, view.asked_at))[1]
-            if missed >= _SECONDS_WITHOUT_QUEUE and not self._heartbeat.is_alive():
+            if missed >= _SECONDS_WITHOUT_QUEUE and not self._has_heartbeat():
                 return self._forgotten()
             return live_status(entry, view.problem)
         return self._write_ending(self._judge(word_of(entry, self._job_log_end())))
@@ -372,8 +384,9 @@ class SlurmJob(CallJob):
     def _find(self, view: QueueView | None = None) -> bool:
         """Learn the job's id from the job itself, or from Slurm by its name."""
         found = ""
+        first = self._earlier[0] if self._earlier else self.attempt
         with contextlib.suppress(FileNotFoundError):
-            found = (self.attempt.path / JOB_ID_FILE).read_text().strip()
+            found = (first.path / JOB_ID_FILE).read_text().strip()
         for entry in (view or self._queue.look(urgent=True)).entries.values():
             if not found and entry.name == self._record.get("job_name"):
                 found = self._own_id(entry.job_id.partition("_")[0])
@@ -399,7 +412,7 @@ class SlurmJob(CallJob):
 
     def _forgotten(self) -> JobStatus:
         """Neither queue nor accounting know the job any more, and it left no exit.json."""
-        self._is_followed_by_heartbeat = self._heartbeat.is_alive()
+        self._is_followed_by_heartbeat = self._has_heartbeat()
         if self._is_followed_by_heartbeat:
             text = f"runs by its heartbeat, though Slurm shows no job {self.job_id} of this name"
             return JobStatus(State.RUNNING, message=text, source="heartbeat", news=text)
@@ -423,6 +436,10 @@ class SlurmJob(CallJob):
         )
 
     def _judge(self, word: ClusterWord) -> ExitRecord:
+        without_result = (one for one in self._earlier if not one.result_path.exists())
+        if (culprit := next(without_result, None)) is not None:
+            why = f"stage {culprit.stage}, before it in the same job, did not complete"
+            return never_began(why)
         return judge(
             self._endings(),
             read_call(self.attempt.call_path).resources.num_processes,
@@ -431,6 +448,9 @@ class SlurmJob(CallJob):
             was_cancelled=self.attempt.cancel_path.exists(),
         )
 
+    def _has_heartbeat(self) -> bool:
+        return sum(one.is_alive() for one in self._heartbeats) > 0  # each is to look
+
     def _has_begun(self) -> bool:
         is_noted = (self.attempt.path / JOB_ID_FILE).exists()
         return is_noted or bool(self.attempt.ranks_with_logs())
@@ -438,6 +458,8 @@ class SlurmJob(CallJob):
     def _write_ending(self, record: ExitRecord) -> JobStatus:
         if not self.attempt.exit_path.exists():
             write_exit(self.attempt, record)
+            if record.cause is not Cause.COMPLETED:
+                end_later_stages(self._later, self.attempt, record.cause)
         status = status_from_files(self.attempt)
         assert status is not None
         return status

@@ -1,8 +1,8 @@
 """Write a Slurm job's exit.json from its ranks' exit records, as the job's last command.
 
 `python -m redco_flow.launch.slurm.job_end ATTEMPT --num-processes N`, in the job's script after the
-ranks. After a preemption or a node failure it writes requeue.json instead and exits with 75, so
-that the script requeues the job.
+ranks of each of its stages. After a preemption or a node failure it writes requeue.json instead and
+exits with 75, so that the script requeues the job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ import os
 import sys
 from pathlib import Path
 
-from redco_flow.launch.endings import ClusterWord, judge, read_endings, write_exit
+from redco_flow.launch.endings import (
+    ClusterWord,
+    end_later_stages,
+    judge,
+    read_endings,
+    write_exit,
+)
 from redco_flow.launch.slurm.script import REQUEUE_EXIT_CODE, REQUEUE_FILE
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
@@ -39,6 +45,8 @@ def main(arguments: list[str]) -> int:
         write_json(attempt.path / REQUEUE_FILE, {"restart": restart, "asked_at": utc_now()})
         return REQUEUE_EXIT_CODE
     write_exit(attempt, record)
+    if record.cause is not Cause.COMPLETED:
+        end_later_stages(map(AttemptDirectory, options.later), attempt, record.cause)
     return 0 if record.cause is Cause.COMPLETED else 1
 
 
@@ -48,6 +56,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--num-processes", type=int, required=True)
     parser.add_argument("--srun-exit-code", type=int)
     parser.add_argument("--for-good", action="store_true")
+    parser.add_argument("--later", type=Path, action="append", default=[])
     return parser.parse_args(arguments)
 
 

@@ -35,6 +35,8 @@ _NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never en
 class Submission:
     """The sbatch settings of one job, or of an array with a task for each shard.
 
+    A job may run several stages: its options are those of the first, with resources for all.
+
     Args:
         attempt: its directory, absolute.
         title: run, stage and attempt, for people.
@@ -42,6 +44,7 @@ class Submission:
         upstream: ids of jobs that must have completed before it may start.
         after_end: ids of jobs that must have ended before, however they end.
         variables: exported by the script; no secrets.
+        then: stages that the job runs afterwards, each once the one before it has completed.
     """
 
     attempt: Path
@@ -54,6 +57,15 @@ class Submission:
     upstream: tuple[str, ...] = ()
     after_end: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    then: tuple[Submission, ...] = ()
+
+    @property
+    def job_resources(self) -> JobResources:
+        """Resources of the whole job."""
+        if not self.then:
+            return self.resources
+        stages = [self.resources, *(one.resources for one in self.then)]
+        return JobResources.of_group(stages, self.settings.walltime_minutes)
 
     @property
     def job_name(self) -> str:
@@ -69,9 +81,7 @@ def render(submission: Submission) -> str:
         UsageError: a path holds a control character, which a sbatch file cannot carry; or an
             option of the profile contradicts the job's own.
     """
-    return _checked(
-        submission, [*_start(submission), *_finish(submission), *_ranks(submission), *_end()]
-    )
+    return _checked(submission, [*_start(submission), *_commands(submission), *_exit()])
 
 
 def render_probe(submission: Submission, module: str, arguments: Sequence[str]) -> str:
@@ -93,6 +103,32 @@ def _checked(submission: Submission, lines: Sequence[str]) -> str:
                 f"hold the control character {character!r}; rename what has it."
             )
     return text
+
+
+def _commands(submission: Submission) -> Iterator[str]:
+    """Run the ranks of the job's stage or, one after the other, those of its stages."""
+    if not submission.then:
+        yield from (*_finish(submission), *_ranks(submission), *_end())
+        return
+    job, stages = submission, (submission, *submission.then)
+    for index, stage in enumerate(stages):
+        attempt = shlex.quote(str(stage.attempt))
+        yield f"# stage {index + 1} of {len(stages)}: {' '.join(stage.title.split())}"
+        yield "code=0"
+        yield "# What has completed before a requeue is not repeated."
+        yield f"if [ ! -e {attempt}/result.json ] || [ ! -e {attempt}/exit.json ]; then"
+        yield f"exec >> {attempt}/{JOB_LOG} 2>&1"
+        yield f"printf '%s\\n' \"$SLURM_JOB_ID\" > {attempt}/{JOB_ID_FILE}"
+        for name, value in stage.variables.items():
+            if index and job.variables.get(name) != value:
+                yield f"export {name}={_quoted(value)}"
+        yield from _finish(stage, [one.attempt for one in stages[index + 1 :]])
+        yield from _ranks(stage, job)
+        yield from _end()
+        yield "fi"
+        if index + 1 < len(stages):
+            yield '[ "$code" -eq 0 ] || exit "$code"'
+        yield ""
 
 
 def _start(submission: Submission) -> Iterator[str]:
@@ -129,7 +165,7 @@ def _quoted(value: str) -> str:
 
 
 def _end() -> Iterator[str]:
-    """The job's last command, and what its exit code asks for."""
+    """The last command of a stage, and what its exit code asks for."""
     yield "finish --srun-exit-code $?"
     yield "code=$?"
     yield "# Slurm takes the job back for a later start; where it may not, the launcher does."
@@ -141,13 +177,16 @@ def _end() -> Iterator[str]:
     yield "    finish --for-good"
     yield "    code=$?"
     yield "fi"
+
+
+def _exit() -> Iterator[str]:
     yield "# By this Slurm knows whether jobs that depend on this one may start."
     yield 'exit "$code"'
 
 
 def _options(submission: Submission) -> Iterator[str]:
     """The options of sbatch, one per line."""
-    settings, resources = submission.settings, submission.resources
+    settings, resources = submission.settings, submission.job_resources
     yield _option("job-name", submission.job_name)
     yield _option("chdir", submission.attempt)
     yield from _array(submission)
@@ -258,8 +297,13 @@ def _share(resources: JobResources) -> int:
     return max(1, resources.cpus_per_host // resources.processes_per_host)
 
 
-def _ranks(submission: Submission) -> Iterator[str]:
-    """One supervisor for each rank."""
+def _ranks(submission: Submission, job: Submission | None = None) -> Iterator[str]:
+    """One supervisor for each rank.
+
+    Args:
+        job: of a stage that shares it with others, which may have more ranks; its time runs since
+            the script began.
+    """
     settings, resources = submission.settings, submission.resources
     arguments = [
         _task(submission),
@@ -268,10 +312,16 @@ def _ranks(submission: Submission) -> Iterator[str]:
         f"--gpus-per-host {resources.gpus_per_host}",
         f"--rendezvous-seconds {settings.rendezvous_seconds}",
     ]
-    if resources.walltime_minutes is not None:
-        seconds = resources.walltime_minutes * 60 - settings.warning_seconds
-        arguments.append(f"--seconds-to-warning {seconds}")
-    yield _step(submission, _rank_options(submission), "redco_flow.launch.rank", arguments)
+    walltime = (job or submission).job_resources.walltime_minutes
+    if walltime is not None:
+        seconds = walltime * 60 - settings.warning_seconds
+        of_job = f"$(({math.ceil(seconds)} - SECONDS))"
+        arguments.append(f"--seconds-to-warning {of_job if job is not None else seconds}")
+    options = _rank_options(submission)
+    if job is not None:
+        options.append(_option("nodes", resources.num_hosts))
+        options.append(_option("ntasks-per-node", resources.processes_per_host))
+    yield _step(submission, options, "redco_flow.launch.rank", arguments)
 
 
 def _rank_options(submission: Submission) -> list[str]:
@@ -298,14 +348,18 @@ def _step(
     return " \\\n    ".join(parts)
 
 
-def _finish(submission: Submission) -> Iterator[str]:
-    """A function that writes how the job ended.
+def _finish(submission: Submission, later: Sequence[Path] = ()) -> Iterator[str]:
+    """A function that writes how the job, or a stage of it, ended.
 
     It is a step like the ranks wherever the interpreter may be only where those run.
+
+    Args:
+        later: attempts of stages that do not begin where this one does not complete.
     """
     settings, module = submission.settings, "redco_flow.launch.slurm.job_end"
     arguments = [
         f"{_task(submission)} --num-processes {submission.resources.num_processes}",
+        *(f"--later {shlex.quote(str(one))}" for one in later),
         '"$@"',
     ]
     yield "finish() {"

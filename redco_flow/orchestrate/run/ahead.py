@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
 from redco_flow.launch.call import read_call
-from redco_flow.launch.endings import never_began, write_exit
-from redco_flow.orchestrate.run.attempts import StageAttempts
+from redco_flow.orchestrate.run.attempts import StageAttempts, end_attempt
 from redco_flow.orchestrate.run.calls import write_attempt, write_attempt_ahead
+from redco_flow.orchestrate.run.groups import note_rest, write_rest
 from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
@@ -149,13 +149,18 @@ class JobChain:
                     self._try_to_end(attempt, why)
 
     def _find_or_submit(self, stage: str, log: Log, queue: SweepQueue | None) -> None:
+        if stage in self._known.current:
+            return  # the job of its group has it
+        is_grouped = self._context.pipeline.stages[stage].config.group is not None
         if not self._take_up(stage) and not self._context.stop.is_set:
-            if queue is not None and (maker := queue.maker_of(stage)) is not None:
+            maker = queue.maker_of(stage) if queue is not None and not is_grouped else None
+            if maker is not None:
                 self._share(stage, maker)
             else:
                 self._submit(stage, log, queue.after_end if queue is not None else ())
         attempt = self._known.current.get(stage)
-        if queue is not None and attempt is not None and not self._known.is_published(attempt):
+        is_open = attempt is not None and not self._known.is_published(attempt)
+        if queue is not None and attempt is not None and is_open and not is_grouped:
             queue.note(stage, attempt)
 
     def _take_up(self, stage: str) -> bool:
@@ -194,6 +199,8 @@ class JobChain:
         # Imported here: what only plans or reads never pays for it.
         from redco_flow.launch.executor import make_chaining_executor, reattach
 
+        if stage in self._known.current:
+            return  # the job of its group has it
         if self._has_unsubmitted():
             log(f"{stage} | is submitted when its upstream stages have completed")
             return
@@ -209,10 +216,14 @@ class JobChain:
         profile = self._context.profile_of(stage)
         executor = make_chaining_executor(profile, self._context.environment)
         is_first = all(map(self._known.is_of_another_run, waits_for.values()))
-        job = executor.submit_call_after(attempt, upstream, after_end if is_first else ())
+        try:
+            rest = write_rest(self._context, self._known, attempt)
+            job = executor.submit_call_after(attempt, upstream, after_end if is_first else (), rest)
+        except (RedcoFlowError, OSError):
+            self._known.forget_group(stage)
+            raise
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())
-        self._known.current[stage] = attempt
         self._jobs[attempt] = job
         self._wait_for_room(stage, job, log)
         if attempt.cause is Cause.NEVER_SUBMITTED:
@@ -224,6 +235,7 @@ class JobChain:
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
         self._context.state_store.set_stage(stage, State.WAITING, event="job_submitted", **fields)
         log(f"{stage} | {text}")
+        note_rest(self._context, attempt, rest, job.job_id)
 
     def _wait_for_room(self, stage: str, job: CallJob, log: Log) -> None:
         """Wait for a job that the cluster refuses for now, but not long: others can be followed."""
@@ -257,20 +269,7 @@ class JobChain:
             self._context.state_store.note("job_not_cancelled", **fields)
 
     def _end(self, attempt: AttemptDirectory, why: str) -> None:
-        """End an attempt's job, if it has one; of one that never began, write the record here."""
-        record = attempt.read_job()
-        if (
-            record is None
-            or attempt.read_exit() is not None
-            or self._known.is_of_another_run(attempt)
-        ):
-            return
-        from redco_flow.launch.executor import reattach
-
-        self._jobs.pop(attempt, None)
-        job = reattach(record)
-        job.cancel(check=False)
-        if attempt.ranks_with_logs():
-            job.wait()
-        else:
-            write_exit(attempt, never_began(why))
+        """As `end_attempt`; what belongs to another run stays."""
+        if not self._known.is_of_another_run(attempt):
+            self._jobs.pop(attempt, None)
+            end_attempt(attempt, why)

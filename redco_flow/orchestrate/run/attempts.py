@@ -7,7 +7,7 @@ end, its ending written down, and another attempt allowed by the profile's budge
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from redco_flow.errors import (
 )
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.call import Call, InputReference, read_call
-from redco_flow.launch.endings import write_exit
+from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.late_records import await_result
 from redco_flow.orchestrate.run.log_lines import LogTail
@@ -132,6 +132,20 @@ class StageAttempts:
             found[one] = attempt
         return found
 
+    @property
+    def stages(self) -> Collection[str]:
+        """The stages of this session."""
+        return self._upstream.keys()
+
+    def forget_group(self, stage: str) -> None:
+        """Forget the attempts of a stage and of its group, which could not be submitted."""
+        group = self._context.pipeline.stages[stage].config.group
+        for name, one in self._context.pipeline.stages.items():
+            if name == stage or (group is not None and one.config.group == group):
+                attempt = self.current.get(name)
+                if attempt is not None and attempt.read_job() is None:
+                    del self.current[name]
+
     def ingredients(self, stage: str) -> tuple[dict[str, Any], str]:
         """Return the ingredients and the fingerprint of a stage whose inputs are known."""
         resolved = self._context.pipeline.stages[stage]
@@ -159,6 +173,25 @@ class StageAttempts:
             return True
         result = AttemptDirectory(Path(path)).read_result()
         return result is not None and result["outputs"].get(reference.output) == made
+
+
+def end_attempt(attempt: AttemptDirectory, why: str) -> None:
+    """End an attempt's job, if it has one; of one that never began, write the record here.
+
+    Raises:
+        ClusterUnreachable: its job could not be cancelled.
+    """
+    record = attempt.read_job()
+    if record is None or attempt.read_exit() is not None:
+        return
+    from redco_flow.launch.executor import reattach
+
+    job = reattach(record)
+    job.cancel(check=False)
+    if attempt.ranks_with_logs():
+        job.wait()
+    else:
+        write_exit(attempt, never_began(why))
 
 
 def claim_for_stage(context: RunContext, stage: str, fingerprint: str) -> StageResult | None:

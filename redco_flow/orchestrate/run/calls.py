@@ -87,7 +87,7 @@ def _call(
         stage=stage.name,
         kind=stage.kind,
         attempt=0,
-        config=stage.config.model_dump(mode="json", exclude={"runs_on"}),
+        config=stage.config.model_dump(mode="json", exclude={"runs_on", "group"}),
         inputs=inputs,
         fingerprint=fingerprint,
         ingredients=ingredients,
@@ -116,7 +116,8 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
     kind = find_stage_kind(stage.kind)
     several = kind.runs_on_several_processes
     num_shards = getattr(stage.config, "num_shards", 1) if kind.runs_in_shards else 1
-    is_array = num_shards > 1 and profile.section.runs_arrays
+    is_grouped = stage.config.group is not None and profile.section.runs_groups
+    is_array = num_shards > 1 and profile.section.runs_arrays and not is_grouped
     if asked.num_hosts > 1 and not several:
         raise UsageError(
             f"stage '{stage.name}': kind {stage.kind} runs in one process and its "

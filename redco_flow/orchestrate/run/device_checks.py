@@ -7,11 +7,12 @@ itself, before its work begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from redco_flow.errors import DoesNotFit, Problem, RedcoFlowError
 from redco_flow.launch.call import JobResources
 from redco_flow.orchestrate.run.calls import job_resources
+from redco_flow.orchestrate.run.groups import jobs_of_groups, resources_of_job
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.spec.document import DEFAULT
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
@@ -48,6 +49,8 @@ def check_devices(
             resolved, stage, resolved.profile_of(name, profile), environ, notes
         )
     ]
+    for group, stages in jobs_of_groups(resolved, profile, plan):
+        problems += _group_problems(resolved, profile, environ, group, stages, notes)
     notes += _on_cpus_beside_gpus(resolved, profile, plan)
     if problems:
         raise DoesNotFit("\n".join(map(str, sorted(set(problems)))))
@@ -108,6 +111,33 @@ def _stage_problems(
         kind = find_stage_kind(stage.kind)
         for path, message in kind.device_problems(stage.config, num_devices):
             yield at(path, f"{message}{hint}")
+
+
+def _group_problems(
+    resolved: ResolvedPipeline,
+    profile: Profile,
+    environ: Mapping[str, str],
+    group: str,
+    stages: Sequence[str],
+    notes: list[str],
+) -> Iterator[Problem]:
+    """Yield what the site never allows the job of a group, at the group of its first stage."""
+    key = f"stages.{stages[0]}.group"
+    origin, of_stage = resolved.origins.get(key, DEFAULT), resolved.profile_of(stages[0], profile)
+    try:
+        resources = resources_of_job(resolved, profile, stages)
+    except RedcoFlowError as error:
+        yield origin.problem(f"'{key}': {error}")
+        return
+    refused, said = of_stage.section.compare_with_site(
+        resources, {**environ, **of_stage.environment}
+    )
+    notes += said
+    limit, times = of_stage.section.walltime_minutes, resources.walltime_minutes
+    if limit is not None and times == limit:
+        notes.append(f"the job of group '{group}' gets the profile's walltime_minutes, {limit}")
+    for path, message in refused:
+        yield origin.problem(f"'{key}': the job of group '{group}': {dotted(path)}: {message}")
 
 
 def _missing_gpus(asked: int, found: int | None, profile: Profile) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.executor import make_chaining_executor, make_executor
+from redco_flow.launch.executor import StageToRender, make_chaining_executor, make_executor
 from redco_flow.orchestrate.run.calls import job_resources
+from redco_flow.orchestrate.run.groups import jobs_of_groups, refuse_inner_outputs
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
@@ -38,25 +39,36 @@ def rendered_submissions(
     """
     if ahead:
         _refuse_forced(plan)
+    jobs = {stages[0]: stages for _, stages in jobs_of_groups(resolved, profile, plan)}
+    job_of = {name: first for first, stages in jobs.items() for name in stages}
     run = workspace.runs / f"{resolved.name}-RUN"
     for name, stage in plan.stages.items():
         if stage.action not in ("run", "wait"):
             continue
         of_stage = resolved.profile_of(name, profile)
-        resources = job_resources(resolved.stages[name], of_stage)
-        attempt = AttemptDirectory(run / "stages" / name / "attempts" / "1")
-        title = f"{run.name} {name} 1"
-        if not ahead:
-            yield name, make_executor(of_stage, environment).render(attempt, title, resources)
+        if (first := job_of.get(name, name)) != name:
+            yield name, f"stage '{name}' runs in the job of stage '{first}'"
+            continue
+
+        def rendered(one: str, of_stage: Profile = of_stage) -> StageToRender:
+            attempt = AttemptDirectory(run / "stages" / one / "attempts" / "1")
+            resources = job_resources(resolved.stages[one], of_stage)
+            return StageToRender(attempt, f"{run.name} {one} 1", resources)
+
+        then = [rendered(one) for one in jobs.get(name, ())[1:]]
+        if ahead and then:
+            refuse_inner_outputs(resolved, jobs[name])
+        if not ahead and not then:
+            yield name, make_executor(of_stage, environment).render(*rendered(name))
             continue
         waits_for = ["JOB_OF_ANOTHER_POINT"] if after_others else []
         waits_for += [
             f"JOB_OF_{one}"
-            for one in upstream_of(resolved.stages[name])
+            for one in (upstream_of(resolved.stages[name]) if ahead else ())
             if plan.stages[one].action != "reuse"
         ]
         chaining = make_chaining_executor(of_stage, environment)
-        yield name, chaining.render_after(attempt, title, resources, waits_for)
+        yield name, chaining.render_after(*rendered(name), waits_for, then)
 
 
 def _refuse_forced(plan: Plan) -> None:

@@ -28,6 +28,7 @@ from redco_flow.orchestrate.run.attempts import (
     record_completed,
 )
 from redco_flow.orchestrate.run.calls import write_attempt
+from redco_flow.orchestrate.run.groups import note_rest, write_rest
 from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import write_json
 from redco_flow.runtime.context import FinishedStage
@@ -173,6 +174,8 @@ class StageRunner:
         """Return what the chain has submitted, or what an earlier process of this run has."""
         if self._chain is not None:
             return self._chain.attempt_of(self._stage.name)
+        if (attempt := self._attempts.current.get(self._stage.name)) is not None:
+            return attempt  # in the job of its group
         outdated = self._attempts.find_again(self._stage.name)
         if outdated is not None and outdated.read_exit() is None:
             from redco_flow.launch.executor import reattach
@@ -254,17 +257,20 @@ class StageRunner:
 
     def _submit(self, attempt: AttemptDirectory) -> Finished:
         # Imported here: what only plans or reads never pays for it.
-        from redco_flow.launch.executor import make_executor
+        from redco_flow.launch.executor import make_chaining_executor, make_executor
 
         self._state_store.note("job_submitting", stage=self._stage.name, attempt=attempt.number)
-        executor = make_executor(
-            self._context.profile_of(self._stage.name), self._context.environment
-        )
-        job = executor.submit_call(attempt)
+        given = (self._context.profile_of(self._stage.name), self._context.environment)
+        rest = write_rest(self._context, self._attempts, attempt)
+        if rest:
+            job = make_chaining_executor(*given).submit_call_after(attempt, (), then=rest)
+        else:
+            job = make_executor(*given).submit_call(attempt)
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())
         if not job.is_unsubmitted:
             self._log(f"job {job.job_id} started; log: {job.paths.stdout}")
+            note_rest(self._context, attempt, rest, job.job_id)
         return self._follower.follow("job_submitted", attempt, job)
 
     def _is_forced(self) -> bool:

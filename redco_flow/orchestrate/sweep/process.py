@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,9 +173,10 @@ class PointJobs:
 
 @dataclass(frozen=True)
 class StageJobs:
-    """The jobs that a sweep has for one stage.
+    """The jobs that a sweep has for one stage, or for those of a group.
 
     Args:
+        stage: or "data, train", of stages that share a job, which is each point's own.
         points: which need the stage's result and do not have it.
         jobs: what is submitted for them; less where points make the same.
         upstream: stages that the jobs wait for.
@@ -228,6 +229,7 @@ def planned_jobs(
     """Yield what would be submitted for each stage, before there is a sweep."""
     sources = Sources()
     keys = [work_keys(pipeline, workspace, sources) for pipeline, _ in points]
+    found: dict[str, StageJobs] = {}  # by the group, or else by the stage
     for stage in dict.fromkeys(name for pipeline, _ in points for name in pipeline.stages):
         needing = [
             number
@@ -237,8 +239,14 @@ def planned_jobs(
         if needing:
             pipeline, plan = points[needing[0]]
             upstream = [n for n in upstream_of(pipeline.stages[stage]) if _is_open(plan, n)]
-            jobs = {keys[number][stage] for number in needing}
-            yield StageJobs(stage, len(needing), len(jobs), tuple(upstream))
+            group = pipeline.stages[stage].config.group
+            if group and (shared := found.get(f"group {group}")) is not None:
+                found[f"group {group}"] = replace(shared, stage=f"{shared.stage}, {stage}")
+                continue
+            jobs = needing if group else {keys[number][stage] for number in needing}
+            made = StageJobs(stage, len(needing), len(jobs), tuple(upstream))
+            found[f"group {group}" if group else stage] = made
+    yield from found.values()
 
 
 def _is_open(plan: Plan, stage: str) -> bool:

@@ -1,0 +1,185 @@
+"""Stages of one `group` in one Slurm job: each with its own records, retries and reuse."""
+
+import pytest
+from orchestrate_runs import InProcess, Runs, kill_launcher, wait_for_end, wait_for_stage
+from tiny_stages.calls import make_attempt, wait_until
+
+from redco_flow.cli.view import read_run_view
+from redco_flow.launch.call import JobResources
+from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.start import resume_run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+GROUPED = """
+name: grouped
+stages:
+  preprocess: {kind: orchestrate_kinds.numbers, group: small}
+  train: {kind: orchestrate_kinds.total, group: small}
+  compare: {kind: orchestrate_kinds.score, metrics: [train], group: small}
+"""
+STAGES = ["preprocess", "train", "compare"]
+
+
+@pytest.fixture
+def runs(slurm, tmp_path):
+    runs = Runs(tmp_path, {"executor": "slurm"})
+    yield runs
+    for run in runs.started:
+        kill_launcher(run)
+
+
+@pytest.fixture
+def executions(tmp_path):
+    return tmp_path / "executions"
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def held(executions, gate):
+    """Overrides: executions are counted, and the second stage waits for the gate."""
+    files = [f"{stage}.executions={executions}" for stage in ("preprocess", "train")]
+    return [*files, f"train.gate={gate}"]
+
+
+def job_ids(run, stages=STAGES):
+    return [run.latest_attempt(stage).read_job()["job_id"] for stage in stages]
+
+
+def executed(executions):
+    return executions.read_text().split()[::3]
+
+
+def causes(run):
+    return [run.latest_attempt(stage).cause for stage in STAGES]
+
+
+def phase_of(run, stage):
+    attempt = run.latest_attempt(stage)
+    return ((attempt and attempt.read_progress()) or {}).get("phase")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_stages_of_a_group_run_in_one_job_and_a_second_run_reuses_them(
+    runs, slurm, held, gate, executions, ahead
+):
+    driven = InProcess(runs.write(GROUPED, held, ahead=ahead))
+    wait_until(lambda: phase_of(driven.run, "train") == "waiting")
+    jobs, states = slurm.jobs(), driven.states()
+    waiting = driven.run.read_state()["stages"]["compare"]["message"]
+    gate.touch()
+
+    outcome = driven.end()
+
+    assert outcome.state == "completed", driven.said
+    (job,) = jobs
+    assert job_ids(driven.run) == [job] * 3
+    assert (states["preprocess"], states["train"]) == ("completed", "running")
+    assert (states["compare"], waiting) == ("waiting", f"job {job} runs it after train")
+    assert executed(executions) == ["preprocess", "train"]
+    logs = [driven.run.latest_attempt(stage).logs / "slurm.log" for stage in STAGES]
+    assert all(path.is_file() for path in logs)
+    again = InProcess(runs.write(GROUPED, held, ahead=ahead))
+    assert again.end().message == "3 stages completed, 3 of them reused"
+
+
+def test_a_stage_that_fails_ends_the_job_and_its_retry_has_the_rest_of_the_group(
+    runs, slurm, held, gate, executions, tmp_path
+):
+    runs.profile["retries"] = {"failed": 1}
+    gate.touch()
+    cured = tmp_path / "cured"
+    driven = InProcess(runs.write(GROUPED, [*held, f"train.fails_until={cured}"]))
+    assert driven.end().state == "failed"
+    run = driven.run
+    first = [run.attempt(stage, 1) for stage in STAGES]
+    second = [run.attempt(stage, 2).read_job()["job_id"] for stage in ("train", "compare")]
+    cured.touch()
+
+    resumed = InProcess(run)
+    outcome = resumed.end()
+
+    assert outcome.state == "completed", resumed.said
+    assert [one.cause for one in first] == ["completed", "failed", "cancelled"]
+    why = "it never began: stage train, before it in the same job, ended: failed."
+    assert first[2].read_exit().message == why
+    assert len(set(second)) == 1
+    assert second[0] != first[0].read_job()["job_id"]
+    assert executed(executions) == ["preprocess", "train", "train", "train"]
+    assert [len(run.attempts(stage)) for stage in STAGES] == [1, 3, 3]
+    assert driven.said
+    slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), 300)
+
+
+def test_the_job_goes_on_without_its_launcher_and_resume_follows_it(
+    runs, slurm, held, gate, executions
+):
+    run = runs.start(GROUPED, held)
+    wait_until(lambda: phase_of(run, "train") == "waiting")
+    kill_launcher(run)
+    (job,) = slurm.jobs()
+    interrupted = read_run_view(run)["state"]
+    resume_run(run)
+    wait_for_stage(run, "train")
+    gate.touch()
+
+    state = wait_for_end(run)
+
+    assert interrupted == "interrupted"
+    assert state["state"] == "completed", run.log_path.read_text()
+    assert job_ids(run) == [job] * 3
+    assert executed(executions) == ["preprocess", "train"]
+
+
+def test_a_requeued_job_repeats_no_stage_that_has_completed(runs, slurm, held, gate, executions):
+    driven = InProcess(runs.write(GROUPED, held))
+    wait_until(lambda: phase_of(driven.run, "train") == "waiting")
+    (job,) = slurm.jobs()
+    slurm.run("scancel", "--signal=TERM", job)
+    slurm.wait_for("it is queued again", lambda: slurm.jobs().get(job) == "PENDING")
+    gate.touch()
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+3")
+
+    outcome = driven.end()
+
+    assert outcome.state == "completed", driven.said
+    assert executed(executions) == ["preprocess", "train", "train"]
+    ends = [driven.run.latest_attempt(stage).read_exit() for stage in STAGES]
+    assert [end.restart for end in ends] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("launcher", ["alive", "gone"])
+def test_cancelling_ends_the_job_and_what_had_not_begun(runs, slurm, held, launcher):
+    run = runs.write(GROUPED, held)
+    driven = InProcess(run)
+    wait_until(lambda: phase_of(run, "train") == "waiting")
+
+    if launcher == "alive":
+        driven.stop.cancel("enough")
+        assert driven.end().state == "cancelled"
+    else:
+        driven.stop.detach("the laptop is closed")
+        driven.end()
+        cancel_run(run, "enough")
+
+    assert list(driven.states().values()) == ["completed", "cancelled", "cancelled"]
+    wait_until(lambda: causes(run) == ["completed", "cancelled", "cancelled"])
+    slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), 300)
+
+
+def test_each_stage_has_its_own_ranks_in_the_job_of_the_largest(slurm, workspace, new_executor):
+    sizes = [JobResources(), JobResources(num_hosts=2, processes_per_host=2), JobResources()]
+    attempts = [
+        make_attempt(workspace, run=f"tiny-{number}", resources=size)
+        for number, size in enumerate(sizes)
+    ]
+
+    job = new_executor().submit_call_after(attempts[0], (), then=attempts[1:])
+    wait_until(lambda: all(one.cause for one in attempts))
+
+    assert [one.cause for one in attempts] == ["completed"] * 3, job.status()
+    assert [one.ranks_with_logs() for one in attempts] == [[0], [0, 1, 2, 3], [0]]
