@@ -1,18 +1,21 @@
 """Make a pipeline that predicts for new files, from the record of how a checkpoint was trained.
 
-Lineage leads from the checkpoint to the settings of the preprocess stage behind it. The pipeline
-and the rows that it reads are written to `<workspace>/predict/<digest>/`, so that the run can be
-resumed, traced and repeated like any other.
+Lineage leads from the checkpoint to the settings of the preprocess stage behind it; of a published
+model its own files say as much (`stages.artifacts.published`). The pipeline and the rows that it
+reads are written to `<workspace>/predict/<digest>/`, so that the run can be resumed, traced and
+repeated like any other.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,9 @@ from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
-_ROWS_MODULE = "redco_flow.stages.preprocess.new_rows"  # loaded by name: it is a stage's
+_ROWS_MODULE = "redco_flow.stages.preprocess.new_rows"  # loaded by name: they are stages'
+_COLUMNS_MODULE = "redco_flow.stages.preprocess.recognition"
+_PUBLISHED_MODULE = "redco_flow.stages.artifacts.published"
 _ROWS_FILE = "rows.jsonl"
 _Source = tuple[Path, Path | None]
 _PIPELINE_FILE = "pipeline.yaml"
@@ -58,21 +63,32 @@ _OF_DATASET = ("recipe", "split", "num_examples", "score_targets", "references",
 
 @dataclass(frozen=True)
 class _Record:
-    """The record of a checkpoint's training, as far as predicting needs it.
+    """The record of a checkpoint's training, or of a published model, as predicting needs it.
 
     Args:
+        pipeline: the name of the training's, or of the model.
+        source: in words.
         preprocess: settings of the stage that made the training's dataset.
         predict: those of the predict stage of the same run, if it had one.
         answer_length: the most tokens of a text to be generated in that dataset.
         dataset: that dataset's directory.
+        model: keys of the predict stage that name the model.
+        tokenizer: keys of the preprocess stage that name the tokenizer.
+        sections: more sections of the pipeline.
+        notes: what may surprise.
     """
 
     pipeline: str
+    source: str
     preprocess: Mapping[str, Any]
     predict: Mapping[str, Any]
     classes: Sequence[str | int]
     answer_length: int
     dataset: Path
+    model: Mapping[str, Any]
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def data(self) -> dict[str, Any]:
@@ -97,11 +113,53 @@ def _record(workspace: Workspace, checkpoint: Artifact) -> _Record:
     model = read_json(checkpoint.path / "recipe.json")["model"]
     return _Record(
         pipeline=trained.pipeline,
+        source=f"checkpoint {checkpoint.short_id}",
+        model={"checkpoint": checkpoint.id},
+        tokenizer={"tokenizer_of": checkpoint.id},
         preprocess=made.ingredients["settings"],
         predict=_predict_settings(workspace, trained.run),
         classes=(model.get("settings") or {}).get("classes") or (),
         answer_length=_answer_length(dataset.metadata["splits"]),
         dataset=dataset.path,
+    )
+
+
+def _published_record(folder: Path, row: Mapping[str, Any], overrides: Sequence[str]) -> _Record:
+    """Return the record of a published model.
+
+    Args:
+        row: the first of the new rows; empty where these are plain texts or images.
+
+    Raises:
+        UsageError: what the model predicts, or which columns it reads, is not known.
+    """
+    changes = dict(one.partition("=")[::2] for one in overrides)
+    published = import_named(_PUBLISHED_MODULE).read_published(folder, changes.get("recipe"))
+    data = import_named(_COLUMNS_MODULE).input_columns(published.recipe, row)
+    if data is None and not any(key.startswith("data.") for key in changes):
+        raise UsageError(
+            f"which column the model reads (recipe {published.recipe}) is not known: the file has "
+            f"{', '.join(row)}. Name it, as data.source_key=COLUMN; or rename it."
+        )
+    model = {"name_or_path": str(folder), "dtype": published.dtype}
+    settings = {"settings": dict(published.settings)} if published.settings else {}
+    read = ", ".join(f"{key} {value}" for key, value in (data or {}).items())
+    return _Record(
+        pipeline=re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-") or "model",
+        source=f"the model in {folder}",
+        preprocess={
+            "recipe": published.recipe,
+            "data": data or {},
+            **published.lengths,
+            **settings,
+        },
+        predict={},
+        classes=published.classes,
+        answer_length=published.answer_length,
+        dataset=folder,
+        model={"pretrained": {**model, **settings}},
+        sections={"model": model},
+        notes=(f"recipe {published.recipe}; {read or 'plain inputs'}", *published.notes),
     )
 
 
@@ -135,11 +193,13 @@ class NewFile:
         files: the user's, each with the folder that image files are below which its rows name.
         folder: has the pipeline and its rows.
         is_new: whether the folder was made for this object.
+        notes: what was found out about a published model.
     """
 
     pipeline: PipelineFile
     files: Sequence[_Source]
     folder: Path
+    notes: Sequence[str]
     rows_digest: str
     is_new: bool
     _reader: Any
@@ -191,15 +251,16 @@ ANSWER_COLUMNS = ("prediction", "predictions", "probabilities", "prediction_prob
 
 def read_new_files(
     workspace: Workspace,
-    checkpoint: Artifact,
+    model: Artifact | Path,
     files: Sequence[Path],
     overrides: Sequence[str],
     lines: Iterable[str],
     spool: Path,
 ) -> NewFile:
-    """Read files for a checkpoint, and write the pipeline that predicts their usable rows.
+    """Read files for a model, and write the pipeline that predicts their usable rows.
 
     Args:
+        model: a checkpoint, or the directory of a published model.
         files: `-` is `lines`.
         overrides: the user's changes of the pipeline: `predict.num_beams=4`.
         lines: each a text or a JSON object.
@@ -209,8 +270,12 @@ def read_new_files(
         ConfigError: an override is wrong.
         UsageError: the checkpoint lacks what predicting needs, or a file does not fit it.
     """
-    record = _record(workspace, checkpoint)
-    overridden = with_overrides(_document(record, checkpoint), overrides)
+    if isinstance(model, Artifact):
+        record = _record(workspace, model)
+    else:
+        lines = [*lines] if Path("-") in files else []
+        record = _published_record(model, _first_row(files[0], lines), overrides)
+    overridden = with_overrides(_document(record), overrides)
     data, problems = validated(DataSection, overridden.document.section(("data",)))
     raise_if_any([*overridden.problems, *problems])
     assert data is not None
@@ -241,10 +306,21 @@ def read_new_files(
         shutil.rmtree(growing, ignore_errors=True)
     document = Document(values, overridden.document.origins)
     pipeline = PipelineFile(place / _PIPELINE_FILE, document, ())
-    return NewFile(pipeline, sources, place, digest, is_new, reader)
+    return NewFile(pipeline, sources, place, record.notes, digest, is_new, reader)
 
 
 _OF_NEW_ROWS = {"validation_fraction": 0.0, "on_bad_row": "skip"}
+
+
+def _first_row(file: Path, lines: Sequence[str]) -> dict[str, Any]:
+    """Return the first row of a file, as far as it can be read; `-` is `lines`."""
+    if file == Path("-"):
+        is_row = bool(lines) and lines[0].lstrip().startswith("{")
+        with suppress(ValueError):
+            return dict(json.loads(lines[0])) if is_row else {}
+        return {}
+    row: dict[str, Any] = import_named(_ROWS_MODULE).first_row(file)
+    return row
 
 
 def _row_of(line: str, reader: Any) -> str:
@@ -258,29 +334,30 @@ def _reader(record: _Record, data: DataSection) -> Any:
     return reading.new_rows(*given)
 
 
-def _document(record: _Record, checkpoint: Artifact) -> Document:
+def _document(record: _Record) -> Document:
     """Return the pipeline before the user's overrides, with the columns of the training's data."""
     reader = _reader(record, DataSection.from_json(record.data))
     settings = dict(record.preprocess.get("settings") or {})
     if record.classes:
         settings["classes"] = list(record.classes)
-    taken = {"tokenizer_of": checkpoint.id} if reader.has_tokenizer else {}
+    taken = record.tokenizer if reader.has_tokenizer else {}
     values = {
         "name": f"{record.pipeline[:_NAME_LENGTH]}-predict",
-        "description": f"Predictions of checkpoint {checkpoint.short_id} for a new file.",
+        "description": f"Predictions of {record.source} for a new file.",
         "recipe": record.preprocess["recipe"],
         **({"settings": settings} if settings else {}),
+        **record.sections,
         "data": record.data,
         "stages": {
-            "preprocess": reader.preprocess | taken,
+            "preprocess": {**reader.preprocess, **taken},
             "predict": {
                 **(reader.predict | (record.predict if reader.makes_texts else {})),
-                "checkpoint": checkpoint.id,
+                **record.model,
                 "split": "train",
             },
         },
     }
-    origin = Origin(f"the record of checkpoint {checkpoint.short_id}")
+    origin = Origin(f"the record of {record.source}")
     return Document(escape(values), {(): origin})
 
 

@@ -148,6 +148,17 @@ class NewRows:
         )
 
 
+def first_row(path: Path) -> Fields:
+    """Return the first row of a file; empty of an image, or where it cannot be read."""
+    if path.suffix.lower() in ENDINGS:
+        return {}
+    with suppress(ValueError, OSError):
+        found = (row for row in read_file(path) if not isinstance(row, BadRow))
+        for row in found:
+            return row.fields
+    return {}
+
+
 def new_rows(
     settings: Mapping[str, Any],
     data: DataSection,
