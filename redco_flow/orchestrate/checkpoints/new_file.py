@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class _Record:
         model: keys of the predict stage that name the model.
         tokenizer: keys of the preprocess stage that name the tokenizer.
         sections: more sections of the pipeline.
+        reference: a stage with the scores that the training compared with, where they are known.
         notes: what may surprise.
     """
 
@@ -88,6 +89,7 @@ class _Record:
     model: Mapping[str, Any]
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, Any] = field(default_factory=dict)
+    reference: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -121,7 +123,45 @@ def _record(workspace: Workspace, checkpoint: Artifact) -> _Record:
         classes=(model.get("settings") or {}).get("classes") or (),
         answer_length=_answer_length(dataset.metadata["splits"]),
         dataset=dataset.path,
+        reference=_reference(workspace, trained),
     )
+
+
+def _reference(workspace: Workspace, trained: StageResult) -> dict[str, Any] | None:
+    """Return a stage that scores new rows as those of the training were; None without any."""
+    ids = trained.ingredients["inputs"].get("reference_scores", [])
+    scores = ArtifactStore(workspace).find(ids[0]) if ids else None
+    made = _producer(workspace, scores) if scores else None
+    if made is None:
+        return None
+    [checkpoint] = made.ingredients["inputs"].get("checkpoint") or [""]
+    model = (
+        {"checkpoint": checkpoint}
+        if checkpoint
+        else {"model": made.ingredients["settings"]["model"]}
+    )
+    return {"kind": "reference_scores", "dataset": "preprocess", **model}
+
+
+def _for_prompts(record: _Record, row: Mapping[str, Any]) -> _Record:
+    """Return the record by which a model that learnt preferences answers prompts, if it does."""
+    found = import_named(_ROWS_MODULE).as_prompts(record.preprocess, record.dataset, row)
+    if found is None:
+        return record
+    settings, length = found
+    note = (
+        f"recipe {settings['recipe']}: the rows have no answers to compare, so these are generated"
+    )
+    return replace(
+        record,
+        preprocess=settings,
+        predict={},
+        answer_length=min(length, _MOST_ANSWER_TOKENS),
+        notes=(note,),
+    )
+
+
+_MOST_ANSWER_TOKENS = 256
 
 
 def _published_record(folder: Path, row: Mapping[str, Any], overrides: Sequence[str]) -> _Record:
@@ -270,11 +310,12 @@ def read_new_files(
         ConfigError: an override is wrong.
         UsageError: the checkpoint lacks what predicting needs, or a file does not fit it.
     """
+    lines = [*lines] if Path("-") in files else []
+    row = _first_row(files[0], lines)
     if isinstance(model, Artifact):
-        record = _record(workspace, model)
+        record = _for_prompts(_record(workspace, model), row)
     else:
-        lines = [*lines] if Path("-") in files else []
-        record = _published_record(model, _first_row(files[0], lines), overrides)
+        record = _published_record(model, row, overrides)
     overridden = with_overrides(_document(record), overrides)
     data, problems = validated(DataSection, overridden.document.section(("data",)))
     raise_if_any([*overridden.problems, *problems])
@@ -341,6 +382,13 @@ def _document(record: _Record) -> Document:
     if record.classes:
         settings["classes"] = list(record.classes)
     taken = record.tokenizer if reader.has_tokenizer else {}
+    if reader.compares and record.reference is None:
+        raise UsageError(
+            f"{record.source} was trained to compare with a reference, whose record is gone, so "
+            "pairs of answers have no rewards. Give prompts without answers, to be answered."
+        )
+    compared = {"reference": record.reference} if reader.compares else {}
+    reference = {"reference_scores": "reference"} if reader.compares else {}
     values = {
         "name": f"{record.pipeline[:_NAME_LENGTH]}-predict",
         "description": f"Predictions of {record.source} for a new file.",
@@ -350,9 +398,11 @@ def _document(record: _Record) -> Document:
         "data": record.data,
         "stages": {
             "preprocess": {**reader.preprocess, **taken},
+            **compared,
             "predict": {
                 **(reader.predict | (record.predict if reader.makes_texts else {})),
                 **record.model,
+                **reference,
                 "split": "train",
             },
         },
