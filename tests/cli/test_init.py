@@ -203,6 +203,17 @@ def test_a_folder_of_images_is_recognised(here):
     assert run_command(["plan", str(path)]) == 0
 
 
+def test_data_in_the_project_are_named_relative_to_it(here, monkeypatch):
+    data = write_images(here / "out" / "my pets")
+
+    assert init("--data", data, "--model", "scratch") == 0
+
+    path, pipeline = written(here)
+    assert pipeline["data"]["dataset"] == "./my pets"
+    monkeypatch.chdir(here / "out")
+    assert run_command(["plan", str(path)]) == 0
+
+
 def test_splits_that_the_folder_has_are_used_and_a_published_model_needs_no_network(here):
     (here / "data").mkdir()
     make = KNOWN["labels"][2]

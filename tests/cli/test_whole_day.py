@@ -1,4 +1,4 @@
-"""The day of a user: a file, a pipeline for it, a run, answers for a new file, and disk space back."""
+"""The day of a user: a file, a pipeline, a run, answers for a new file, and disk space back."""
 
 import csv
 import json
@@ -48,7 +48,11 @@ def write_conversations(folder):
     save_lines(
         folder / "data.jsonl",
         (
-            {"messages": [{"role": role, "content": one} for role, one in zip(roles, row)]}
+            {
+                "messages": [
+                    {"role": role, "content": one} for role, one in zip(roles, row, strict=True)
+                ]
+            }
             for row in rows
         ),
     )
@@ -148,5 +152,7 @@ def test_from_a_file_to_answers_and_again_after_disk_space_was_freed(tmp_path):
     found = json.loads(scored)["prediction"]
     for answer, text in (("chosen", "red"), ("rejected", "no idea")):
         # DPO's reward: beta, 0.1, times what training added to an answer's log-likelihood.
-        added = found[f"{answer}_log_likelihood"] - log_likelihood(tmp_path / "model", "red 1", text)
+        added = found[f"{answer}_log_likelihood"] - log_likelihood(
+            tmp_path / "model", "red 1", text
+        )
         assert found[f"{answer}_reward"] == pytest.approx(0.1 * added, abs=1e-4) != 0.0

@@ -177,9 +177,10 @@ def _published_record(folder: Path, row: Mapping[str, Any], overrides: Sequence[
     published = import_named(_PUBLISHED_MODULE).read_published(folder, changes.get("recipe"))
     data = import_named(_COLUMNS_MODULE).input_columns(published.recipe, row)
     if data is None and not any(key.startswith("data.") for key in changes):
+        known = import_named(_COLUMNS_MODULE).columns_of(published.recipe)
         raise UsageError(
-            f"which column the model reads (recipe {published.recipe}) is not known: the file has "
-            f"{', '.join(row)}. Name it, as data.source_key=COLUMN; or rename it."
+            f"which column the model reads is not known: the file has {', '.join(row)}, and recipe "
+            f"{published.recipe} reads {known}. Name it, as data.source_key=COLUMN; or rename it."
         )
     model = {"name_or_path": str(folder), "dtype": published.dtype}
     settings = {"settings": dict(published.settings)} if published.settings else {}

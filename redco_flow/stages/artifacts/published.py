@@ -28,6 +28,7 @@ from redco_flow.models.hub.model_files import (
     quantization_method,
     quantization_problem,
 )
+from redco_flow.recipes.find import family_problem, find_recipe
 from redco_flow.recipes.recipe import CLASSES
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.train.positions import longest_texts
@@ -87,17 +88,29 @@ def read_published(folder: Path, recipe: str | None = None) -> Published:
         raise UsageError(f"{folder}: the model {quantization_problem(method)}")
     if not has_weights(folder):
         raise UsageError(f"{folder}: has a {CONFIG_FILE}, and no parameters (model.safetensors).")
-    recipe = recipe or _recipe_of(folder, config, family)
+    if recipe is None:
+        recipe = _recipe_of(folder, config, family)
+    elif problem := _recipe_problem(recipe, family):
+        raise UsageError(f"recipe={recipe}: {problem}")
     notes: list[str] = []
     settings: dict[str, Any] = {}
     if family in (*IMAGE_ENCODERS, *IMAGE_TO_TEXT):
         settings, notes = _image_settings(folder, config)
     if recipe in ("classification", "image_classification"):
         settings[CLASSES] = labels_of(config)
+    if problem := head_problem(folder, recipe, settings):
+        raise UsageError(problem)
     lengths, answer_length = _lengths(folder, recipe, family)
     stated = config.get("dtype") or config.get("torch_dtype")
     dtype = "bfloat16" if stated == "bfloat16" else "float32"
     return Published(recipe, settings, dtype, lengths, answer_length, notes)
+
+
+def _recipe_problem(recipe: str, family: str) -> str | None:
+    try:
+        return family_problem(find_recipe(recipe), family)
+    except ValueError as error:
+        return str(error)
 
 
 def labels_of(config: Mapping[str, Any]) -> list[str]:

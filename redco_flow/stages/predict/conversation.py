@@ -211,7 +211,7 @@ class Conversant:
         predictor = self._predictor(self._width(len(ids), request.max_new_tokens), request)
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
         ends = {self._tokenizer.eos_id, *end_ids(self._checkpoint.record.model)}
-        growing = _Growing(self._tokenizer, ends, question, enough, write)
+        growing = GrowingAnswer(self._tokenizer, ends, question, enough, write)
         self._hear = growing.hear
         predictor.predict([example], self._params, seed=seed)
         text = growing.finish()
@@ -288,7 +288,7 @@ def _load(request: Request, folder: Path) -> tuple[TrainedModel, Path]:
     return PretrainedModel.load(section, _RECIPE, texts), folder
 
 
-class _Growing:
+class GrowingAnswer:
     """An answer while its tokens are generated.
 
     Args:

@@ -301,7 +301,7 @@ def input_columns(recipe: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
         return {**form, **keys, **({"columns": renamed} if renamed else {})}
     if len(row) == 1 and starter and {"source_key", "text_key"} & starter.fits[-1].columns.keys():
         return {"source_key": next(iter(row))}
-    return None if row else {}
+    return None if row and starter else {}
 
 
 _OF_TARGETS = ("target_key", "columns.label", "columns.caption", "output", "completion", "input")
