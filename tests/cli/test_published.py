@@ -166,13 +166,11 @@ def copied(folder, tmp_path, **changes):
         (["predict", "BASE", "x.jsonl"], "the model is a BertModel, so what it predicts is not"),
         (
             ["predict", "BASE", "x.jsonl", "recipe=classification"],
-            "is not known: the file has a, b",
+            "BertModel, which has no param",
         ),
-        (["predict", "CHAT", "x.jsonl"], "which column the model reads (recipe chat) is not known"),
-        (
-            ["predict", "org/name", "x.jsonl"],
-            "A model of the hub is downloaded first: `hf download",
-        ),
+        (["predict", "CHAT", "x.jsonl", "recipe=text_to_text"], "recipe 'text_to_text' trains t5"),
+        (["predict", "CHAT", "x.jsonl"], "the file has a, b, and recipe chat reads messages|"),
+        (["predict", "org/name", "x.jsonl"], "A model of the hub is downloaded first: `hf downl"),
         (["predict", "EMPTY", "x.jsonl"], "a directory without a config.json"),
         (["predict", "ADAPTER", "x.jsonl"], "is a PEFT adapter, and not a model"),
         (["predict", "CUT", "x.jsonl"], "and no parameters (model.safetensors)"),

@@ -209,6 +209,8 @@ def _image_settings(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, 
 def _lengths(folder: Path, recipe: str, family: str) -> tuple[dict[str, Any], int]:
     """Return the preprocess stage's lengths, and that of an answer, within the positions."""
     source, target = longest_texts(ModelSection(name_or_path=str(folder)), family)
+    # Rotary positions have no end; what the model was trained for does.
+    source = min(source, (config_in(folder) or {}).get("max_position_embeddings") or math.inf)
     if recipe.startswith("image"):
         return {}, 0
     if recipe in ("classification", "regression"):
