@@ -1,4 +1,4 @@
-"""What a published model's directory says of its use: recipe, classes, images, lengths.
+"""Read what a published model's directory says of its use: recipe, classes, images, lengths.
 
 Light: `redco-flow predict` loads this module by name on a login node.
 """
