@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import ArtifactError
@@ -76,8 +75,3 @@ class PretrainedModel(TrainedModel):
         """Read the parameters; see `TrainedModel`. `recipe` has this model."""
         assert self.recipe.load_params is not None, "a directory has parameters"
         return self.recipe.load_params(shardings)
-
-
-def is_model_folder(folder: Path) -> bool:
-    """Whether a directory is a published model's, and no checkpoint artifact."""
-    return (folder / "config.json").is_file()

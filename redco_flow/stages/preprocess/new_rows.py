@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from redco_flow.errors import UnusableRow, UsageError
+from redco_flow.errors import ArtifactError, UnusableRow, UsageError
 from redco_flow.recipes.declared import DeclaredRecipe, RowsRecipe, TextRecipe
 from redco_flow.recipes.find import find_recipe, find_recipe_if_any
 from redco_flow.recipes.parts.images import ImageSettings
@@ -185,7 +185,13 @@ def as_prompts(
         return None
     half = max(2, own[0].max_length // 2)
     kept = {name: data[name] for name in ("csv", *_AROUND, *_OF_TEMPLATE) if data.get(name)}
-    trained = DatasetArtifact(dataset).split("train")
+    try:
+        trained = DatasetArtifact(dataset).split("train")
+    except (OSError, ArtifactError) as error:
+        raise UsageError(
+            "the training's dataset, which shows whether prompts are texts or messages, was "
+            f"deleted: run its pipeline again, which makes it again. {error}"
+        ) from error
     if not len(trained) or isinstance(trained[0]["chosen"], str):
         lengths = {"max_source_length": half, "max_target_length": half}
         reads = {"recipe": "language_modeling", "truncation_side": "left"}
