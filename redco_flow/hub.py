@@ -107,10 +107,14 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
     return Snapshot(info.sha, files, getattr(info, "config", None), metadata)
 
 
-def config_in(folder: Path) -> Any:
-    """Return the content of a model directory's config.json; None where it cannot be read."""
+def config_in(folder: Path, file: str = _CONFIG_FILE) -> Any:
+    """Return the content of a model directory's config.json; None where it cannot be read.
+
+    Args:
+        file: another one of JSON.
+    """
     try:
-        return read_json(folder / _CONFIG_FILE)
+        return read_json(folder / file)
     except (OSError, ValueError):
         return None
 

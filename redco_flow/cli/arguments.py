@@ -94,12 +94,13 @@ def add_workspace(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """CHECKPOINT: which one is meant."""
+def add_checkpoint(parser: argparse.ArgumentParser, *, or_published: bool = False) -> None:
+    """CHECKPOINT: which one is meant; or a published model."""
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="artifact id or path, @ALIAS, last, RUN[/STAGE[/best/SCORE]], STAGE of the last run",
+        help="artifact id or path, @ALIAS, last, RUN[/STAGE[/best/SCORE]], STAGE of the last run"
+        + (", or the DIRECTORY of a Hugging Face model" if or_published else ""),
     )
 
 

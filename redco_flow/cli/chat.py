@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
-from redco_flow.cli.text import short_id
 from redco_flow.errors import UsageError
 from redco_flow.terminal_text import visible
 from redco_flow.tracking.workspace import Workspace
@@ -24,7 +23,7 @@ _LINES_OF_LOG = 20
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
     chat = verbs.add("chat", _chat)
-    add_checkpoint(chat)
+    add_checkpoint(chat, or_published=True)
     chat.add_argument(
         "--message", metavar="TEXT", help="send this message, print the answer and exit"
     )
@@ -90,17 +89,18 @@ def _chat(options: argparse.Namespace) -> int:
     import tempfile
 
     from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
-    from redco_flow.orchestrate.checkpoints.export import find_checkpoint
+    from redco_flow.orchestrate.checkpoints.find_model import conversing, find_model, name_of
 
     request = _request(options)
     workspace = Workspace(workspace_path(options).absolute())
-    checkpoint = find_checkpoint(workspace, options.checkpoint)
+    model = find_model(workspace, options.checkpoint)
+    request |= conversing(model)
     is_terminal = options.message is None and sys.stdin.isatty()
     if is_terminal:
-        sys.stderr.write(f"loading checkpoint {short_id(checkpoint.id)}\n")
+        sys.stderr.write(f"loading {name_of(model)}\n")
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         try:
-            with Chat({"checkpoint": str(checkpoint.path), **request}, log.fileno()) as chat:
+            with Chat(request, log.fileno()) as chat:
                 if is_terminal:
                     sys.stderr.write(_greeting(chat.ready))
                 return _converse(chat, options, is_terminal=is_terminal)
@@ -166,17 +166,28 @@ def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> 
             continue
         asked = [*messages, {"role": "user", "content": text}]
         try:
-            answer = chat.ask(messages=asked)
+            answer = _ask(chat, asked, is_printed=is_terminal and not options.json)
         except CannotConverse as error:
             if not is_terminal or isinstance(error, ProcessDied):
                 raise
             sys.stderr.write(f"{error}\n")
             continue
         messages = [*asked, {"role": "assistant", "content": answer["text"]}]
-        print(json.dumps(answer) if options.json else visible(answer["text"]), flush=True)
+        if options.json or not is_terminal:
+            print(json.dumps(answer) if options.json else visible(answer["text"]), flush=True)
         if not answer["is_whole"] and is_terminal:
             sys.stderr.write(f"(cut at {answer['num_tokens']} tokens: --max-new-tokens)\n")
     return 0
+
+
+def _ask(chat: Chat, messages: list[dict[str, str]], *, is_printed: bool) -> dict[str, Any]:
+    """Return the answer, which is printed as it is generated."""
+    if not is_printed:
+        return chat.ask(messages=messages)
+    for found in chat.stream(messages=messages):
+        print(visible(found.get("piece", "")), end="", flush=True)
+    print(flush=True)
+    return found
 
 
 def _messages(options: argparse.Namespace, *, is_terminal: bool) -> Iterator[str]:

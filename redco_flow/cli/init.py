@@ -66,7 +66,7 @@ def _init(options: argparse.Namespace) -> int:
         return 0
     folder = _new_folder(options.directory)
     if options.data is not None:
-        project, name, notes = _project_of_data(options)
+        project, name, notes = _project_of_data(options, folder)
     else:
         needed = {"--recipe": options.recipe, "--model": options.model, "--from": options.ready}
         for option, value in {**needed, "--columns": options.columns}.items():
@@ -115,15 +115,21 @@ def _print_ready() -> None:
     print("\nredco-flow init DIRECTORY --from NAME --data PATH")
 
 
-def _project_of_data(options: argparse.Namespace) -> tuple[dict[str, str], str, list[str]]:
+def _project_of_data(
+    options: argparse.Namespace, folder: Path
+) -> tuple[dict[str, str], str, list[str]]:
     """Return the files, the pipeline's name, and notes.
+
+    Data in `folder` are named relative to it, where the pipeline is run.
 
     Raises:
         UsageError, ConfigError: no pipeline can be made that loads.
     """
     from redco_flow.cli.commented import commented_yaml
     from redco_flow.launch.local_gpus import count_local_gpus, gpu_memory_gib
+    from redco_flow.local_paths import expanded
     from redco_flow.spec.document import Document, Origin
+    from redco_flow.spec.interpolation import escape
     from redco_flow.spec.load import PipelineFile, load_pipeline
     from redco_flow.spec.yaml import read_yaml
 
@@ -142,10 +148,13 @@ def _project_of_data(options: argparse.Namespace) -> tuple[dict[str, str], str, 
     )
     path = Path("pipelines", f"{name}.yaml")
     head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}", *notes))
-    text = head + commented_yaml(values)
     source = f"{path} (not written)"
-    document = Document(read_yaml(text, source).values, {(): Origin(source)})
+    document = Document(read_yaml(commented_yaml(values), source).values, {(): Origin(source)})
     load_pipeline(PipelineFile(path, document, ()), looks_into_data=True)
+    data, root = expanded(options.data).absolute(), folder.absolute()
+    if root in data.parents:
+        values["data"]["dataset"] = escape(f"./{data.relative_to(root)}")
+    text = head + commented_yaml(values)
     profile = (_TEXTS / "profile.yaml").read_text().replace("dates.yaml", path.name)
     files = {str(path): text, "cluster_profiles/mine.yaml": profile}
     return {**files, ".gitignore": (_TEXTS / "gitignore").read_text()}, name, notes

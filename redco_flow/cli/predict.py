@@ -29,7 +29,7 @@ _ENDINGS = (".csv", ".jsonl", ".parquet")
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
     predict = verbs.add("predict", _predict)
-    add_checkpoint(predict)
+    add_checkpoint(predict, or_published=True)
     predict.add_argument(
         "files",
         nargs="+",
@@ -69,6 +69,7 @@ def _predict(options: argparse.Namespace) -> int:
         except BaseException:
             new_file.discard()
             raise
+        sys.stderr.write("".join(f"{note}\n" for note in new_file.notes))
         sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
         code = follow_to_end(run)
         if code == DETACHED_EXIT_CODE:
@@ -104,15 +105,15 @@ def _check_output(options: argparse.Namespace) -> None:
 
 def _read(options: argparse.Namespace, spool: Path) -> NewFile:
     from redco_flow.local_paths import expanded
-    from redco_flow.orchestrate.checkpoints.export import find_checkpoint
+    from redco_flow.orchestrate.checkpoints.find_model import find_model
     from redco_flow.orchestrate.checkpoints.new_file import read_new_files
     from redco_flow.spec.profile import load_profile
 
     profile = load_profile(options.profile, options.overrides)
     root = expanded(profile.workspace).absolute()
-    checkpoint = find_checkpoint(Workspace(root), options.checkpoint)
+    model = find_model(Workspace(root), options.checkpoint)
     workspace = Workspace.open(root)
-    return read_new_files(workspace, checkpoint, options.files, options.overrides, sys.stdin, spool)
+    return read_new_files(workspace, model, options.files, options.overrides, sys.stdin, spool)
 
 
 def _of_run(options: argparse.Namespace, new_file: NewFile) -> argparse.Namespace:

@@ -11,8 +11,8 @@ from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_checkpoint, add_workspace, workspace_path
 from redco_flow.cli.chat import add_model_options, end_of_log, model_request
-from redco_flow.cli.text import short_id
 from redco_flow.errors import UsageError
+from redco_flow.tracking.artifacts import Artifact
 from redco_flow.tracking.workspace import Workspace
 
 TOKEN_VARIABLE = "REDCO_FLOW_MODEL_TOKEN"  # noqa: S105 (a name)
@@ -22,7 +22,7 @@ _PORT = 8000
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
     serve = verbs.add("serve-model", _serve)
-    add_checkpoint(serve)
+    add_checkpoint(serve, or_published=True)
     serve.add_argument(
         "--port", type=int, default=_PORT, metavar="N", help=f"port; 0 takes a free one ({_PORT})"
     )
@@ -39,19 +39,21 @@ def register(verbs: Verbs) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
     from redco_flow.orchestrate.checkpoints.completions import Completions
-    from redco_flow.orchestrate.checkpoints.export import find_checkpoint
+    from redco_flow.orchestrate.checkpoints.find_model import conversing, find_model, name_of
 
-    request = {**model_request(options), "needs_template": False}
-    checkpoint = find_checkpoint(Workspace(workspace_path(options).absolute()), options.checkpoint)
-    names = list(dict.fromkeys([short_id(checkpoint.id), options.checkpoint, checkpoint.id]))
+    model = find_model(Workspace(workspace_path(options).absolute()), options.checkpoint)
+    request = {**model_request(options), **conversing(model), "needs_template": False}
+    names = [name_of(model), options.checkpoint]
+    if isinstance(model, Artifact):
+        names = list(dict.fromkeys([*names, model.id]))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         _listening(options) as server,
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
     ):
-        sys.stderr.write(f"loading checkpoint {names[0]}\n")
+        sys.stderr.write(f"loading {names[0]}\n")
         try:
-            with Chat({"checkpoint": str(checkpoint.path), **request}, log.fileno()) as chat:
+            with Chat(request, log.fileno()) as chat:
                 server.completions = Completions(chat, names)
                 sys.stderr.write(f"{server.url} answers as model {names[0]}; Ctrl-C ends it\n")
                 server.serve_forever()

@@ -58,6 +58,8 @@ class Generation:
         min_new_tokens: no text ends before.
         sampling: draw tokens, by each example's own key, instead of searching.
         num_return_sequences: texts of each example; the first is the one that counts.
+        on_token: called with each token of the batch as it is chosen, (tokens (B,), position), and
+            returns which texts end with it (B,); not of beams.
     """
 
     max_length: int
@@ -69,6 +71,7 @@ class Generation:
     min_new_tokens: int = 0
     sampling: RandomChoice | None = None
     num_return_sequences: int = 1
+    on_token: Callable[[Any, Any], Any] | None = None
 
 
 class BadExample(UnusableRow):

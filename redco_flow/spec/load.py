@@ -348,7 +348,7 @@ class _Loading:
         for slot in body.kind.inputs:
             try:
                 found = References(self.stages, self.configs).resolve(body.name, slot)
-                if found or not body.kind.inputs[slot].is_optional:
+                if found or not body.may_lack(body.kind.inputs[slot]):
                     inputs[slot] = found
             except ValueError as error:
                 origin = body.own.origin(body.kind.slot_path(slot))

@@ -88,7 +88,7 @@ class References:
         slot = body.kind.inputs[slot_name]
         given = body.references.get(slot_name)
         if given is None:
-            return () if slot.is_optional else self._unwritten(body, slot_name, slot)
+            return () if body.may_lack(slot) else self._unwritten(body, slot_name, slot)
         if not slot.kind and isinstance(given, str) and not self._is_broken(given):
             slot, given = self._of_any_kind(body, slot_name, given)
         texts = given if slot.many and isinstance(given, list) else [given]

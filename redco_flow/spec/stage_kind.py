@@ -106,6 +106,7 @@ class InputSlot:
             "last" takes `checkpoint/last`, "" takes the output named like the kind.
         many: the slot takes a list of references; absent means every producer.
         is_optional: absent means nothing; so does an alias that names nothing yet.
+        replaced_by: a key of Config next to which absent means nothing.
         options: keys that may be written next to the reference, as `{checkpoint: REFERENCE,
             optimizer: true}`, each with the field of Config that it sets.
     """
@@ -114,6 +115,7 @@ class InputSlot:
     default_selector: str = ""
     many: bool = False
     is_optional: bool = False
+    replaced_by: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -66,6 +66,10 @@ class StageBody:
     references: Mapping[str, Any]
     declaration_problems: tuple[Problem, ...] = ()
 
+    def may_lack(self, slot: InputSlot) -> bool:
+        """Whether the stage does without an input of this slot."""
+        return slot.is_optional or self.config.get((slot.replaced_by,)) is not None
+
     def full_path(self, path: KeyPath) -> KeyPath:
         """Return where in the pipeline a value of the Config is said."""
         if path and path[0] in self.kind.sections and not self._is_own(path):

@@ -1,6 +1,5 @@
 """`redco-flow init --data`: a pipeline for the user's own file, recognised by its first rows."""
 
-import csv
 import json
 import random
 import re
@@ -13,7 +12,6 @@ import yaml
 from redco_flow.cli.main import run_command
 from redco_flow.stages.preprocess.first_pipeline import first_pipeline, ready_configurations
 from redco_flow.stages.preprocess.recognition import MAX_ROWS
-from tests.cli.conftest import Command
 
 WORDS = ("red", "green", "blue", "black", "white")
 
@@ -200,6 +198,17 @@ def test_a_folder_of_images_is_recognised(here):
         {"image_size": 32},
     )
     assert "columns" not in pipeline["data"]
+    assert run_command(["plan", str(path)]) == 0
+
+
+def test_data_in_the_project_are_named_relative_to_it(here, monkeypatch):
+    data = write_images(here / "out" / "my pets")
+
+    assert init("--data", data, "--model", "scratch") == 0
+
+    path, pipeline = written(here)
+    assert pipeline["data"]["dataset"] == "./my pets"
+    monkeypatch.chdir(here / "out")
     assert run_command(["plan", str(path)]) == 0
 
 
@@ -488,32 +497,3 @@ def test_sizes_are_those_of_the_devices(here, model, num_gpus, memory_gib, shard
     assert ("frozen_dtype" in train, "dtype" in values["model"]) == (num_gpus > 0,) * 2
     at_once = train["per_device_batch_size"] * max(1, num_gpus // shards)
     assert train["global_batch_size"] % at_once == 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compile_cache")
-def test_a_day_from_a_raw_file_to_the_same_predictions_after_a_cleanup(tmp_path):
-    command = Command(tmp_path)
-    found = [{"nr": n, "text": text, "label": text.split()[0]} for n, text in enumerate(texts())]
-    for name, columns in (("tickets", ("nr", "text", "label")), ("new", ("nr", "text"))):
-        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(found)
-
-    command("init", "project", "--data", "tickets.csv", "--model", "scratch")
-    run = ("run", "project/pipelines/tickets.yaml", "train.num_epochs=2")
-    first = command.json(*run, "evaluate.metrics=accuracy")
-    second = command.json(*run)
-    command("predict", "last", "new.csv", "-o", "before.csv")
-    deleted = command.json("gc", "--keep-last", "1", "--unreferenced")
-    command("predict", second["run"], "new.csv", "-o", "after.csv")
-
-    assert first["run"] in json.dumps(deleted)
-    before, after = (
-        list(csv.DictReader((tmp_path / f"{name}.csv").open(newline="")))
-        for name in ("before", "after")
-    )
-    assert before == after
-    assert [row["nr"] for row in after] == [str(row["nr"]) for row in found]
-    assert {row["prediction"] for row in after} <= set(WORDS)

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from threading import Event
 
 import pytest
 from stage_kinds import predict, preprocess, train
@@ -20,6 +21,9 @@ from stage_kinds import predict, preprocess, train
 from redco_flow.cli.main import run_command
 from redco_flow.orchestrate.checkpoints.model_server import ModelServer
 from redco_flow.stages.artifacts.predictions import read_predictions
+from redco_flow.stages.predict.conversation import GrowingAnswer, Question
+from redco_flow.text.tokenizer import TextTokenizer
+from tests.text.chat_tokenizers import make_tokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six"]
 QUESTION = "three five?"
@@ -154,6 +158,7 @@ def served(shared_bench, trained):
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
+    ask.url = url
     yield ask
     process.terminate()
     assert process.wait(200) == 0
@@ -166,8 +171,8 @@ def test_a_served_model_gives_the_answer_of_chat_by_openais_api(served, words, c
     asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 9, "temperature": 0}
 
     status, text = served("/chat/completions", asked)
-    cut = json.loads(served("/chat/completions", asked | {"stop": [answer[2:4]]})[1])
-    events = served("/chat/completions", asked | {"stream": True})[1].split("\n\n")
+    stopping = asked | {"stop": [answer[2:4], "never said"]}
+    cut = json.loads(served("/chat/completions", stopping)[1])
 
     found = json.loads(text)
     assert (status, found["object"]) == (200, "chat.completion")
@@ -175,10 +180,66 @@ def test_a_served_model_gives_the_answer_of_chat_by_openais_api(served, words, c
     assert found["usage"]["completion_tokens"] <= 9
     assert cut["choices"][0]["message"]["content"] == answer[: answer.index(answer[2:4])].strip()
     assert cut["choices"][0]["finish_reason"] == "stop"
-    assert events[-2:] == ["data: [DONE]", ""]
-    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
-    assert "".join(one["delta"].get("content", "") for one in choices) == answer
-    assert choices[-1]["finish_reason"] == found["choices"][0]["finish_reason"]
+    for body, whole in ((asked, found), (stopping, cut)):
+        more = {"stream": True, "stream_options": {"include_usage": True}}
+        *chunks, last = events_of(served("/chat/completions", body | more)[1])
+        assert {one["object"] for one in chunks} == {"chat.completion.chunk"}
+        deltas = [one["choices"][0]["delta"] for one in chunks]
+        assert [one.get("role") for one in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+        expected = whole["choices"][0]
+        assert "".join(one.get("content", "") for one in deltas) == expected["message"]["content"]
+        reasons = [one["choices"][0]["finish_reason"] for one in chunks]
+        assert reasons == [*[None] * (len(chunks) - 1), expected["finish_reason"]]
+        assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert len(events_of(served("/chat/completions", asked | {"stream": True})[1])) > 2
+
+
+def events_of(text):
+    """The JSON of server-sent events, of which each is one line of data."""
+    assert text.endswith("data: [DONE]\n\n")
+    lines = text.removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_pieces_are_whole_characters_and_hold_back_what_may_begin_a_stop_string(tmp_path):
+    make_tokenizer("").save_pretrained(tmp_path)
+    tokenizer = TextTokenizer.load(tmp_path)
+    (ids,) = tokenizer.encode_batch(["  é 🎉 said STO and STOP, more"])
+    said = "é 🎉 said STO and"
+    pieces = []
+    question = Question([{}], stop=["STOP", "never"], in_pieces=True)
+    growing = GrowingAnswer(tokenizer, {tokenizer.eos_id}, question, Event(), pieces.append)
+
+    heard = next(number for number, token in enumerate(ids, 1) if growing.hear(token))
+
+    assert growing.finish() == "".join(pieces) == said
+    assert len(pieces) > 3
+    assert "\ufffd" not in "".join(pieces)
+    assert growing.is_whole
+    assert heard == growing.num_tokens < len(ids)
+
+
+@pytest.mark.slow
+def test_a_client_that_goes_ends_its_answer_and_the_next_one_gets_another(served, words):
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 90, "stream": True}
+    ask_and_go(served.url, json.dumps(body | {"seed": 1}))
+
+    again = events_of(served("/chat/completions", body | {"temperature": 0})[1])
+
+    assert again[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def ask_and_go(url, body):
+    """Ask for a stream, read how it begins, and close the connection."""
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    with socket.create_connection((host, int(port)), timeout=400) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall((head + body).encode())
+        read = b""
+        while b"data: " not in read:
+            read += client.recv(4096)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from redco_flow.models.generation.beam import EarlyStopping, beam_search
 from redco_flow.models.generation.greedy import (
     EndTokens,
     Generated,
+    OnToken,
     ProcessScores,
     greedy_search,
     is_end,
@@ -101,6 +102,7 @@ def generate(
     processing: LogitsProcessing | None = None,
     num_return_sequences: int = 1,
     rngs: jax.Array | None = None,
+    on_token: OnToken | None = None,
 ) -> Generated:
     """Read sources or prompts and search for what follows; pure, to be jitted as a whole.
 
@@ -114,11 +116,12 @@ def generate(
         num_return_sequences: of each row: the best of the beams, or as many draws, of which the
             first is the one that would be drawn alone. More than one gives tokens (B, N, T).
         rngs: (B,) keys, one per row, for sampling only.
+        on_token: called on the host with each token as it is chosen; may end texts.
 
     Raises:
-        ValueError: a count below 1; sampling with beams, or without keys; more sequences than
-            beams; more tokens at least than at most; a model that does not generate; or a mesh
-            that splits sequences.
+        ValueError: a count below 1; sampling, or `on_token`, with beams; sampling without keys;
+            more sequences than beams; more tokens at least than at most; a model that does not
+            generate; or a mesh that splits sequences.
     """
     processing = processing or LogitsProcessing()
     _check(
@@ -129,18 +132,21 @@ def generate(
         num_return_sequences=num_return_sequences,
     )
     _check_minimum(processing, max_new_tokens)
-    search: Any = greedy_search
+    search: Any = partial(greedy_search, on_token=on_token)
     num_texts = num_beams
     if sampling is not None:
         num_texts = num_return_sequences
         keys = _drawing_keys(num_beams, rngs, len(input_ids), num_return_sequences)
-        search = partial(token_search, choose=partial(draw, keys=keys, how=sampling))
+        choose = partial(draw, keys=keys, how=sampling)
+        search = partial(token_search, choose=choose, on_token=on_token)
     elif num_return_sequences > num_beams:
         raise ValueError(
             f"num_return_sequences is {num_return_sequences}, and num_beams is {num_beams}: there "
             "are as many texts as beams; sample, or search with more beams."
         )
     elif num_beams > 1:
+        if on_token is not None:
+            raise ValueError("beam search knows its tokens at the end: leave on_token out.")
         search = partial(
             beam_search,
             length_penalty=length_penalty,

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 
 from redco_flow.models.generation.segments import Growth, run_segments
 
@@ -73,6 +75,8 @@ def is_end(tokens: jax.Array, eos_token_id: EndTokens) -> jax.Array:
 ChooseToken = Callable[[jax.Array, jax.Array], jax.Array]
 # (scores (B, N, V) float32, new tokens so far (B, N, T), position) to scores (B, N, V).
 ProcessScores = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# On the host: (tokens (R,), position) to (R,) bool: which texts end with this token.
+OnToken = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class _State(NamedTuple):
@@ -94,6 +98,7 @@ def greedy_search(
     pad_token_id: int,
     growth: Growth | None = None,
     process: ProcessScores | None = None,
+    on_token: OnToken | None = None,
 ) -> Generated:
     """Take the likeliest token each time; see `token_search`."""
     return token_search(
@@ -106,6 +111,7 @@ def greedy_search(
         pad_token_id=pad_token_id,
         growth=growth,
         process=process,
+        on_token=on_token,
     )
 
 
@@ -120,6 +126,7 @@ def token_search(
     pad_token_id: int,
     growth: Growth | None = None,
     process: ProcessScores | None = None,
+    on_token: OnToken | None = None,
 ) -> Generated:
     """Decode N texts of each row side by side, each token chosen by `choose`.
 
@@ -129,6 +136,7 @@ def token_search(
         growth: how the cache grows; None: it has room for all tokens.
         start_token_id: one for all rows, or each row's own (B,).
         process: changes the scores that `choose` is given.
+        on_token: called on the host with each token as it is chosen; may end texts.
 
     Returns:
         the tokens (R, T); scores (R,) are the model's own log-probabilities of them, however
@@ -150,12 +158,16 @@ def token_search(
         chosen = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
         gained = chosen - jax.nn.logsumexp(scores, axis=-1)
         token = jnp.where(state.ended, pad_token_id, best)
+        ended = state.ended | is_end(token, eos_token_id)
+        if on_token is not None:
+            shape = jax.ShapeDtypeStruct(ended.shape, jnp.bool_)
+            ended |= io_callback(on_token, shape, token, state.position)
         return _State(
             position=state.position + 1,
             last=token.reshape(batch_size, num_texts),
             tokens=jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.position)),
             scores=state.scores + jnp.where(state.ended, 0.0, gained),
-            ended=state.ended | is_end(token, eos_token_id),
+            ended=ended,
             cache=cache,
         )
 

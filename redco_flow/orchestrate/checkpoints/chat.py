@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,7 @@ from typing import Any, Self
 from redco_flow import search_path
 from redco_flow.errors import RedcoFlowError
 
+_ENOUGH = "enough"
 _PROGRAM = "redco_flow.stages.predict.conversation"
 _GRACE_SECONDS = 5.0
 
@@ -81,14 +82,39 @@ class Chat:
         """
         return self._say(question)
 
+    def stream(self, **question: Any) -> Generator[dict[str, Any], None, None]:
+        """Yield each `conversation.Piece` of an answer as it is generated, then the answer.
+
+        Where the generator is closed before its end, the model stops.
+
+        Raises:
+            CannotConverse: as `ask`.
+        """
+        found = self._say({**question, "in_pieces": True})
+        try:
+            while "piece" in found:
+                yield found
+                found = self._receive()
+        except GeneratorExit:
+            self._send(_ENOUGH)
+            while "piece" in found:
+                found = self._receive()
+            raise
+        yield found
+
     def _say(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        self._send(json.dumps(value))
+        return self._receive()
+
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        line = ""
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(value) + "\n")
+        with suppress(BrokenPipeError):  # the process has ended, as `_receive` says
+            self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
             raise ProcessDied(f"the process with the model ended with exit code {code}.")

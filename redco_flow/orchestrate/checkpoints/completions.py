@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -141,8 +142,10 @@ class Completions:
             return model if name in self._names else None
         return {"object": "list", "data": [model]}
 
-    def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
-        """Return the response to a request; of one with `stream`, the events.
+    def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | Events:
+        """Return the response to a request; of one with `stream`, the events as they come.
+
+        Where these are closed before their end, the model stops. They raise CannotConverse, too.
 
         Args:
             path: CHAT_PATH or TEXT_PATH.
@@ -155,12 +158,11 @@ class Completions:
         request = _read(_ChatRequest if is_chat else _TextRequest, body)
         if request.model not in (None, *self._names):
             raise BadRequest(f"unknown model {request.model!r}; known: {', '.join(self._names)}")
-        settings = request.question()
-        found = [self._chat.ask(**prompt, **settings) for prompt in request.prompts]
+        questions = [{**prompt, **request.question()} for prompt in request.prompts]
         made = _Made(is_chat=is_chat, model=self._names[0])
         if request.stream:
-            return [*made.events(found, with_usage=request.streams_usage)]
-        return made.response(found)
+            return made.events(self._chat, questions, with_usage=request.streams_usage)
+        return made.response([self._chat.ask(**question) for question in questions])
 
 
 def _read(kind: type[_ChatRequest | _TextRequest], body: Mapping[str, Any]) -> Any:
@@ -174,6 +176,9 @@ def _read(kind: type[_ChatRequest | _TextRequest], body: Mapping[str, Any]) -> A
             known = ", ".join(kind.model_fields)
             raise BadRequest(f"{where} is not supported; known keys: {known}") from error
         raise BadRequest(f"{where}: {found['msg']}") from error
+
+
+Events = Generator[dict[str, Any], None, None]
 
 
 class _Made:
@@ -198,25 +203,33 @@ class _Made:
         return {**self._common, "choices": choices, "usage": _usage(found)}
 
     def events(
-        self, found: Sequence[Mapping[str, Any]], *, with_usage: bool
-    ) -> Iterator[dict[str, Any]]:
-        """Yield each answer as one event, and its end as another."""
+        self, chat: Chat, questions: Sequence[Mapping[str, Any]], *, with_usage: bool
+    ) -> Events:
+        """Yield each piece of an answer as an event, and its end as another."""
         common = dict(self._common)
         if self._is_chat:
             common["object"] = "chat.completion.chunk"
         open_ended = {"finish_reason": None, "logprobs": None}
-        for index, answer in enumerate(found):
-            said = self._content(index, answer["text"], key="delta") | open_ended
-            yield {**common, "choices": [said]}
-            nothing: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
-            yield {**common, "choices": [{"index": index, **nothing, **_reason(answer)}]}
+        answers = []
+        for index, question in enumerate(questions):
+            role = {"role": "assistant"}
+            with closing(chat.stream(**question)) as stream:
+                for found in stream:
+                    text, end = found.get("piece", ""), open_ended
+                    if "piece" not in found:
+                        answers.append(found)
+                        end = _reason(found)
+                    delta = {**role, **({"content": text} if text or role else {})}
+                    said = {"delta": delta} if self._is_chat else {"text": text}
+                    yield {**common, "choices": [{"index": index, **said, **end}]}
+                    role = {}
         if with_usage:
-            yield {**common, "choices": [], "usage": _usage(found)}
+            yield {**common, "choices": [], "usage": _usage(answers)}
 
-    def _content(self, index: int, text: str, key: str = "message") -> dict[str, Any]:
+    def _content(self, index: int, text: str) -> dict[str, Any]:
         if not self._is_chat:
             return {"index": index, "text": text}
-        return {"index": index, key: {"role": "assistant", "content": text}}
+        return {"index": index, "message": {"role": "assistant", "content": text}}
 
 
 def _reason(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,15 +11,27 @@ import json
 import select
 import socket
 import threading
+from contextlib import closing
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
 from redco_flow.orchestrate.checkpoints.chat import CannotConverse, ProcessDied
-from redco_flow.orchestrate.checkpoints.completions import CHAT_PATH, TEXT_PATH, Completions
+from redco_flow.orchestrate.checkpoints.completions import (
+    CHAT_PATH,
+    TEXT_PATH,
+    Completions,
+    Events,
+)
 from redco_flow.orchestrate.http_server import LOOPBACK, BadRequest, HttpServer, RequestHandler
 
 _PATHS = (CHAT_PATH, TEXT_PATH, "/v1/models")
 MAX_BODY_BYTES = 16 << 20
+_OF_EVENTS = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache",
+    "Connection": "close",
+}
 
 
 class ModelServer(HttpServer):
@@ -82,16 +94,20 @@ class _Handler(RequestHandler):
                 if self._has_gone():
                     return
                 answer = self.server.completions.answer(self.path, body)
+                if not isinstance(answer, dict):
+                    self._send_events(answer)
+                    return
         except (BadRequest, CannotConverse) as error:
-            if isinstance(error, ProcessDied):
-                self.server.died = error
-                threading.Thread(target=self.server.shutdown).start()
+            self._end_if_died(error)
             self._refuse(500 if isinstance(error, ProcessDied) else 400, str(error))
             return
-        if isinstance(answer, dict):
-            self._send(200, answer)
-        else:
-            self._send_events(answer)
+        self._send(200, answer)
+
+    def _end_if_died(self, error: Exception) -> None:
+        """End the server where the process with the model has ended."""
+        if isinstance(error, ProcessDied):
+            self.server.died = error
+            threading.Thread(target=self.server.shutdown).start()
 
     def _has_gone(self) -> bool:
         """Whether the client has closed its connection, as after its timeout."""
@@ -114,14 +130,37 @@ class _Handler(RequestHandler):
         return True
 
     def _refuse(self, status: int, message: str) -> None:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
         self.close_connection = True  # what is left of the body is not read
-        self._send(status, {"error": {"message": message, "type": kind, "code": None}})
+        self._send(status, _problem(status, message))
 
     def _send(self, status: int, value: dict[str, Any]) -> None:
         self.write(status, "application/json", json.dumps(value).encode())
 
-    def _send_events(self, events: list[dict[str, Any]]) -> None:
-        lines = [*map(json.dumps, events), "[DONE]"]
-        text = "".join(f"data: {line}\n\n" for line in lines)
-        self.write(200, "text/event-stream", text.encode())
+    def _send_events(self, events: Events) -> None:
+        """Write events as they come; a client that has gone ends them.
+
+        Raises:
+            CannotConverse: there is no first one, and nothing was written.
+        """
+        with closing(events):
+            first = next(events)
+            self.close_connection = True  # which ends the body: its length is not known
+            self.send_response(200)
+            for name, value in _OF_EVENTS.items():
+                self.send_header(name, value)
+            self.end_headers()
+            try:
+                for event in chain([first], events):
+                    self._write_event(json.dumps(event))
+                self._write_event("[DONE]")
+            except CannotConverse as error:
+                self._end_if_died(error)
+                self._write_event(json.dumps(_problem(500, str(error))))
+
+    def _write_event(self, data: str) -> None:
+        self.wfile.write(f"data: {data}\n\n".encode())
+
+
+def _problem(status: int, message: str) -> dict[str, Any]:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "code": None}}

@@ -1,18 +1,21 @@
 """Make a pipeline that predicts for new files, from the record of how a checkpoint was trained.
 
-Lineage leads from the checkpoint to the settings of the preprocess stage behind it. The pipeline
-and the rows that it reads are written to `<workspace>/predict/<digest>/`, so that the run can be
-resumed, traced and repeated like any other.
+Lineage leads from the checkpoint to the settings of the preprocess stage behind it; of a published
+model its own files say as much (`stages.artifacts.published`). The pipeline and the rows that it
+reads are written to `<workspace>/predict/<digest>/`, so that the run can be resumed, traced and
+repeated like any other.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,9 @@ from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
-_ROWS_MODULE = "redco_flow.stages.preprocess.new_rows"  # loaded by name: it is a stage's
+_ROWS_MODULE = "redco_flow.stages.preprocess.new_rows"  # loaded by name: they are stages'
+_COLUMNS_MODULE = "redco_flow.stages.preprocess.recognition"
+_PUBLISHED_MODULE = "redco_flow.stages.artifacts.published"
 _ROWS_FILE = "rows.jsonl"
 _Source = tuple[Path, Path | None]
 _PIPELINE_FILE = "pipeline.yaml"
@@ -58,21 +63,34 @@ _OF_DATASET = ("recipe", "split", "num_examples", "score_targets", "references",
 
 @dataclass(frozen=True)
 class _Record:
-    """The record of a checkpoint's training, as far as predicting needs it.
+    """The record of a checkpoint's training, or of a published model, as predicting needs it.
 
     Args:
+        pipeline: the name of the training's, or of the model.
+        source: in words.
         preprocess: settings of the stage that made the training's dataset.
         predict: those of the predict stage of the same run, if it had one.
         answer_length: the most tokens of a text to be generated in that dataset.
         dataset: that dataset's directory.
+        model: keys of the predict stage that name the model.
+        tokenizer: keys of the preprocess stage that name the tokenizer.
+        sections: more sections of the pipeline.
+        reference: a stage with the scores that the training compared with, where they are known.
+        notes: what may surprise.
     """
 
     pipeline: str
+    source: str
     preprocess: Mapping[str, Any]
     predict: Mapping[str, Any]
     classes: Sequence[str | int]
     answer_length: int
     dataset: Path
+    model: Mapping[str, Any]
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    reference: Mapping[str, Any] | None = None
+    notes: Sequence[str] = ()
 
     @property
     def data(self) -> dict[str, Any]:
@@ -97,11 +115,92 @@ def _record(workspace: Workspace, checkpoint: Artifact) -> _Record:
     model = read_json(checkpoint.path / "recipe.json")["model"]
     return _Record(
         pipeline=trained.pipeline,
+        source=f"checkpoint {checkpoint.short_id}",
+        model={"checkpoint": checkpoint.id},
+        tokenizer={"tokenizer_of": checkpoint.id},
         preprocess=made.ingredients["settings"],
         predict=_predict_settings(workspace, trained.run),
         classes=(model.get("settings") or {}).get("classes") or (),
         answer_length=_answer_length(dataset.metadata["splits"]),
         dataset=dataset.path,
+        reference=_reference(workspace, trained),
+    )
+
+
+def _reference(workspace: Workspace, trained: StageResult) -> dict[str, Any] | None:
+    """Return a stage that scores new rows as those of the training were; None without any."""
+    ids = trained.ingredients["inputs"].get("reference_scores", [])
+    scores = ArtifactStore(workspace).find(ids[0]) if ids else None
+    made = _producer(workspace, scores) if scores else None
+    if made is None:
+        return None
+    [checkpoint] = made.ingredients["inputs"].get("checkpoint") or [""]
+    model = (
+        {"checkpoint": checkpoint}
+        if checkpoint
+        else {"model": made.ingredients["settings"]["model"]}
+    )
+    return {"kind": "reference_scores", "dataset": "preprocess", **model}
+
+
+def _for_prompts(record: _Record, row: Mapping[str, Any]) -> _Record:
+    """Return the record by which a model that learnt preferences answers prompts, if it does."""
+    found = import_named(_ROWS_MODULE).as_prompts(record.preprocess, record.dataset, row)
+    if found is None:
+        return record
+    settings, length = found
+    note = (
+        f"recipe {settings['recipe']}: the rows have no answers to compare, so these are generated"
+    )
+    return replace(
+        record,
+        preprocess=settings,
+        predict={},
+        answer_length=min(length, _MOST_ANSWER_TOKENS),
+        notes=(note,),
+    )
+
+
+_MOST_ANSWER_TOKENS = 256
+
+
+def _published_record(folder: Path, row: Mapping[str, Any], overrides: Sequence[str]) -> _Record:
+    """Return the record of a published model.
+
+    Args:
+        row: the first of the new rows; empty where these are plain texts or images.
+
+    Raises:
+        UsageError: what the model predicts, or which columns it reads, is not known.
+    """
+    changes = dict(one.partition("=")[::2] for one in overrides)
+    published = import_named(_PUBLISHED_MODULE).read_published(folder, changes.get("recipe"))
+    data = import_named(_COLUMNS_MODULE).input_columns(published.recipe, row)
+    if data is None and not any(key.startswith("data.") for key in changes):
+        known = import_named(_COLUMNS_MODULE).columns_of(published.recipe)
+        raise UsageError(
+            f"which column the model reads is not known: the file has {', '.join(row)}, and recipe "
+            f"{published.recipe} reads {known}. Name it, as data.source_key=COLUMN; or rename it."
+        )
+    model = {"name_or_path": str(folder), "dtype": published.dtype}
+    settings = {"settings": dict(published.settings)} if published.settings else {}
+    read = ", ".join(f"{key} {value}" for key, value in (data or {}).items())
+    return _Record(
+        pipeline=re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-") or "model",
+        source=f"the model in {folder}",
+        preprocess={
+            "recipe": published.recipe,
+            "data": data or {},
+            **published.lengths,
+            **settings,
+        },
+        predict={},
+        classes=published.classes,
+        answer_length=published.answer_length,
+        dataset=folder,
+        model={"pretrained": {**model, **settings}},
+        sections={"model": model},
+        notes=(f"recipe {published.recipe}; {read or 'plain inputs'}", *published.notes),
     )
 
 
@@ -135,11 +234,13 @@ class NewFile:
         files: the user's, each with the folder that image files are below which its rows name.
         folder: has the pipeline and its rows.
         is_new: whether the folder was made for this object.
+        notes: what was found out about a published model.
     """
 
     pipeline: PipelineFile
     files: Sequence[_Source]
     folder: Path
+    notes: Sequence[str]
     rows_digest: str
     is_new: bool
     _reader: Any
@@ -191,15 +292,16 @@ ANSWER_COLUMNS = ("prediction", "predictions", "probabilities", "prediction_prob
 
 def read_new_files(
     workspace: Workspace,
-    checkpoint: Artifact,
+    model: Artifact | Path,
     files: Sequence[Path],
     overrides: Sequence[str],
     lines: Iterable[str],
     spool: Path,
 ) -> NewFile:
-    """Read files for a checkpoint, and write the pipeline that predicts their usable rows.
+    """Read files for a model, and write the pipeline that predicts their usable rows.
 
     Args:
+        model: a checkpoint, or the directory of a published model.
         files: `-` is `lines`.
         overrides: the user's changes of the pipeline: `predict.num_beams=4`.
         lines: each a text or a JSON object.
@@ -209,8 +311,13 @@ def read_new_files(
         ConfigError: an override is wrong.
         UsageError: the checkpoint lacks what predicting needs, or a file does not fit it.
     """
-    record = _record(workspace, checkpoint)
-    overridden = with_overrides(_document(record, checkpoint), overrides)
+    lines = [*lines] if Path("-") in files else []
+    row = _first_row(files[0], lines)
+    if isinstance(model, Artifact):
+        record = _for_prompts(_record(workspace, model), row)
+    else:
+        record = _published_record(model, row, overrides)
+    overridden = with_overrides(_document(record), overrides)
     data, problems = validated(DataSection, overridden.document.section(("data",)))
     raise_if_any([*overridden.problems, *problems])
     assert data is not None
@@ -241,10 +348,21 @@ def read_new_files(
         shutil.rmtree(growing, ignore_errors=True)
     document = Document(values, overridden.document.origins)
     pipeline = PipelineFile(place / _PIPELINE_FILE, document, ())
-    return NewFile(pipeline, sources, place, digest, is_new, reader)
+    return NewFile(pipeline, sources, place, record.notes, digest, is_new, reader)
 
 
 _OF_NEW_ROWS = {"validation_fraction": 0.0, "on_bad_row": "skip"}
+
+
+def _first_row(file: Path, lines: Sequence[str]) -> dict[str, Any]:
+    """Return the first row of a file, as far as it can be read; `-` is `lines`."""
+    if file == Path("-"):
+        is_row = bool(lines) and lines[0].lstrip().startswith("{")
+        with suppress(ValueError):
+            return dict(json.loads(lines[0])) if is_row else {}
+        return {}
+    row: dict[str, Any] = import_named(_ROWS_MODULE).first_row(file)
+    return row
 
 
 def _row_of(line: str, reader: Any) -> str:
@@ -258,29 +376,39 @@ def _reader(record: _Record, data: DataSection) -> Any:
     return reading.new_rows(*given)
 
 
-def _document(record: _Record, checkpoint: Artifact) -> Document:
+def _document(record: _Record) -> Document:
     """Return the pipeline before the user's overrides, with the columns of the training's data."""
     reader = _reader(record, DataSection.from_json(record.data))
     settings = dict(record.preprocess.get("settings") or {})
     if record.classes:
         settings["classes"] = list(record.classes)
-    taken = {"tokenizer_of": checkpoint.id} if reader.has_tokenizer else {}
+    taken = record.tokenizer if reader.has_tokenizer else {}
+    if reader.compares and record.reference is None:
+        raise UsageError(
+            f"{record.source} was trained to compare with a reference, whose record is gone, so "
+            "pairs of answers have no rewards. Give prompts without answers, to be answered."
+        )
+    compared = {"reference": record.reference} if reader.compares else {}
+    reference = {"reference_scores": "reference"} if reader.compares else {}
     values = {
         "name": f"{record.pipeline[:_NAME_LENGTH]}-predict",
-        "description": f"Predictions of checkpoint {checkpoint.short_id} for a new file.",
+        "description": f"Predictions of {record.source} for a new file.",
         "recipe": record.preprocess["recipe"],
         **({"settings": settings} if settings else {}),
+        **record.sections,
         "data": record.data,
         "stages": {
-            "preprocess": reader.preprocess | taken,
+            "preprocess": {**reader.preprocess, **taken},
+            **compared,
             "predict": {
                 **(reader.predict | (record.predict if reader.makes_texts else {})),
-                "checkpoint": checkpoint.id,
+                **record.model,
+                **reference,
                 "split": "train",
             },
         },
     }
-    origin = Origin(f"the record of checkpoint {checkpoint.short_id}")
+    origin = Origin(f"the record of {record.source}")
     return Document(escape(values), {(): origin})
 
 

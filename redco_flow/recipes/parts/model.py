@@ -209,6 +209,7 @@ def make_pred_fn(
             processing=processing,
             num_return_sequences=generation.num_return_sequences,
             rngs=rngs,
+            on_token=generation.on_token,
         ).tokens
 
     return pred_fn

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import jax
 
@@ -85,9 +86,77 @@ class AdapterRecord:
     base_dtype: str | None = None
 
 
+class TrainedModel(ABC):
+    """A model with its parameters and its tokenizer."""
+
+    @property
+    @abstractmethod
+    def record(self) -> RecipeRecord:
+        """The recipe and the model.
+
+        Raises:
+            ArtifactError: it cannot be read.
+        """
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the model was trained with."""
+
+    @abstractmethod
+    def read_params(self, recipe: Recipe, shardings: Any) -> Any:
+        """Read the parameters, laid out by a tree of shardings.
+
+        Raises:
+            CheckpointError: a file is damaged, or the parameters are another model's.
+        """
+
+    @final
+    def build_recipe(
+        self,
+        source_length: int | None = None,
+        target_length: int | None = None,
+        *,
+        recipe: str | None = None,
+    ) -> Recipe:
+        """Make a recipe around the model, for batches of training's lengths or others.
+
+        Args:
+            recipe: one that shares the model; None: the recipe that trained it.
+        """
+        record, name = self.record, recipe or self.record.recipe
+        model = record.model
+        if name != record.recipe:
+            model = {key: value for key, value in model.items() if key != "settings"}
+        if not record.tokenizer_digest:
+            return find_recipe(name).make(model, None)
+        texts = TokenLengths(
+            self.tokenizer,
+            record.source_length if source_length is None else source_length,
+            record.target_length if target_length is None else target_length,
+        )
+        return find_recipe(name).make(model, texts)
+
+    @final
+    def load_params(
+        self, recipe: Recipe, deployer: Deployer, rules: ShardingRules | None = None
+    ) -> Any:
+        """Read the parameters, laid out over the deployer's mesh.
+
+        Args:
+            rules: not needed where there is one model shard.
+
+        Raises:
+            CheckpointError: a file is damaged, or the parameters are another model's.
+        """
+        shapes = recipe.abstract_params()
+        rules = rules or deployer.get_sharding_rules(shapes)
+        return self.read_params(recipe, deployer.params_sharding(shapes, rules))
+
+
 @dataclass(frozen=True)
-class CheckpointArtifact:
-    """A checkpoint artifact's files."""
+class CheckpointArtifact(TrainedModel):
+    """A checkpoint artifact's files; digests are checked as parameters are read."""
 
     path: Path
 
@@ -120,52 +189,8 @@ class CheckpointArtifact:
         """The tokenizer that the model was trained with."""
         return TextTokenizer.load(self.path / TOKENIZER_FOLDER)
 
-    def build_recipe(
-        self,
-        source_length: int | None = None,
-        target_length: int | None = None,
-        *,
-        recipe: str | None = None,
-    ) -> Recipe:
-        """Make a recipe around the model, for batches of training's lengths or others.
-
-        Args:
-            recipe: one that shares the model; None: the recipe that trained it.
-        """
-        record, name = self.record, recipe or self.record.recipe
-        model = record.model
-        if name != record.recipe:
-            model = {key: value for key, value in model.items() if key != "settings"}
-        if not record.tokenizer_digest:
-            return find_recipe(name).make(model, None)
-        texts = TokenLengths(
-            self.tokenizer,
-            record.source_length if source_length is None else source_length,
-            record.target_length if target_length is None else target_length,
-        )
-        return find_recipe(name).make(model, texts)
-
-    def load_params(
-        self, recipe: Recipe, deployer: Deployer, rules: ShardingRules | None = None
-    ) -> Any:
-        """Read the parameters, laid out over the deployer's mesh, after checking their digests.
-
-        Args:
-            rules: not needed where there is one model shard.
-
-        Raises:
-            CheckpointError: a file is damaged, or the parameters are another model's.
-        """
-        shapes = recipe.abstract_params()
-        rules = rules or deployer.get_sharding_rules(shapes)
-        return self.read_params(recipe, deployer.params_sharding(shapes, rules))
-
     def read_params(self, recipe: Recipe, shardings: Any) -> Any:
-        """Read the parameters, laid out by a tree of shardings, after checking their digests.
-
-        Raises:
-            CheckpointError: a file is damaged, or the parameters are another model's.
-        """
+        """Read the parameters, after checking their digests; see `TrainedModel`."""
         like = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             recipe.abstract_params(),

@@ -120,12 +120,15 @@ class HubReference:
 
 def hub_references(config: StageConfig) -> Iterator[HubReference]:
     """Yield what a stage's `model` and `data` sections name, local directories of models too."""
-    model, data = getattr(config, "model", None), getattr(config, "data", None)
+    data = getattr(config, "data", None)
     own_tokenizer = data.tokenizer if isinstance(data, DataSection) else None
     recipe = getattr(config, "recipe", "")
-    if isinstance(model, ModelSection) and model.name_or_path is not None:
+    for section in ("model", "pretrained"):
+        model = getattr(config, section, None)
+        if not isinstance(model, ModelSection) or model.name_or_path is None:
+            continue
         yield HubReference(
-            ("model",),
+            (section,),
             "name_or_path",
             "model",
             model.name_or_path,

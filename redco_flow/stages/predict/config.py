@@ -5,8 +5,9 @@ Imports little, because plans read its Config; the work is in `run`, imported wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -20,17 +21,35 @@ from redco_flow.spec.model import (
     PositiveInt,
     Texts,
 )
+from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.stages.artifacts.tokenizer import model_files
 from redco_flow.stages.device_layout import layout_problems
 
 SECTIONS = ("recipe",)
 INPUTS = {
     "dataset": InputSlot(kind="dataset"),
-    "checkpoint": InputSlot(kind="checkpoint", default_selector="last"),
+    "checkpoint": InputSlot(kind="checkpoint", default_selector="last", replaced_by="pretrained"),
     "reference_scores": InputSlot(kind="reference_scores", is_optional=True),
 }
 OUTPUTS = {"predictions": "predictions"}
 SEVERAL_PROCESSES = True
+
+
+class PretrainedSection(ModelSection):
+    """A published model that predicts as it is.
+
+    Args:
+        settings: the recipe's, such as the names of the classes.
+    """
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_parameters(self) -> PretrainedSection:
+        if self.name_or_path is None or self.from_scratch:
+            raise ValueError("a pretrained model needs 'name_or_path', and no 'from_scratch'")
+        return self
 
 
 class Config(StageConfig):
@@ -38,6 +57,7 @@ class Config(StageConfig):
 
     Args:
         recipe: the checkpoint's; the pipeline's own where the stage does not say it.
+        pretrained: a published model, such as a Hugging Face directory, in place of a checkpoint.
         split: None means test, or validation where the dataset has no test split.
         num_beams: 1 is greedy search.
         length_penalty: a beam's score is divided by its length to this power.
@@ -75,6 +95,7 @@ class Config(StageConfig):
     """
 
     recipe: RecipeName = "text_to_text"
+    pretrained: Annotated[PretrainedSection | None, OnlyWhereSet()] = None
     split: Literal["train", "validation", "test"] | None = None
     num_beams: PositiveInt = 1
     length_penalty: float = 1.0
@@ -176,6 +197,17 @@ GENERATION = (
 
 def _is_changed(config: Config, name: str) -> bool:
     return bool(getattr(config, name) != Config.model_fields[name].default)
+
+
+def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield that there are two models."""
+    if config.pretrained is not None and "checkpoint" in given:
+        yield ("pretrained",), "the stage takes a `checkpoint`: leave one of the two out"
+
+
+def data_files(config: Config) -> list[Path]:
+    """The files of a pretrained model that lies in a local directory."""
+    return [] if config.pretrained is None else model_files(config.pretrained)
 
 
 def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[str, ...], str]]:

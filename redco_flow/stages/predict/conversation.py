@@ -2,7 +2,8 @@
 
 `python -m redco_flow.stages.predict.conversation` reads lines of JSON from standard input and
 writes one for each: first a `Request`, answered by a `Ready`, then a `Question`, answered by an
-`Answer`; or {"error": …}. It ends with its input. Whatever else is printed goes to standard error.
+`Answer`, before which there may be `Piece`s; or {"error": …}. The line `enough` ends the answer
+that is generated. It ends with its input. Whatever else is printed goes to standard error.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from queue import Queue
+from threading import Event, Thread
 from time import monotonic
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import EngineError
@@ -25,10 +30,18 @@ from redco_flow.engine.predictor import Predictor
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.recipes.find import shares_model
 from redco_flow.recipes.parts.model import end_ids
-from redco_flow.recipes.recipe import Generation, RandomChoice, Recipe, matmul_precision
+from redco_flow.recipes.recipe import (
+    Generation,
+    RandomChoice,
+    Recipe,
+    TokenLengths,
+    matmul_precision,
+)
 from redco_flow.runtime.process_group import describe_devices
-from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact, TrainedModel
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
+from redco_flow.stages.artifacts.pretrained import PretrainedModel
+from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer
 from redco_flow.text.chat import ChatTemplate
 from redco_flow.text.conversations import (
     BadConversation,
@@ -36,10 +49,11 @@ from redco_flow.text.conversations import (
     check_characters,
     check_messages,
 )
-from redco_flow.text.stop_strings import cut_before
+from redco_flow.text.stop_strings import cut_before, settled
 from redco_flow.text.tokenizer import TextTokenizer
 
 _RECIPE = "chat"
+_ENOUGH = "enough"
 _NUM_PREDICTORS = 16
 _SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
 
@@ -49,7 +63,8 @@ class Request:
     """The checkpoint and the settings of a conversation.
 
     Args:
-        checkpoint: the artifact's files.
+        checkpoint: the artifact's files, or a published model's.
+        dtype: of a published model's products; None: it is a checkpoint's files.
         max_new_tokens: of an answer.
         temperature: what logits are divided by before a token is drawn; None: the likeliest one.
         top_k, top_p, seed: of draws; see `predict`.
@@ -68,6 +83,7 @@ class Request:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_model_shards: int = 1
     needs_template: bool = True
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +96,21 @@ class Question:
         changes: fields of the `Request` with other values for this question alone; draws with the
             same `seed` are the same, and without one each question has other draws.
         stop: strings of which the first that the answer has ends it, and is left out.
+        in_pieces: whether `Piece`s are written as they are generated.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
     prompt: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
+    in_pieces: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer; all of them together are its text."""
+
+    piece: str
 
 
 @dataclass(frozen=True)
@@ -134,15 +159,15 @@ class Conversant:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._checkpoint = CheckpointArtifact(Path(request.checkpoint))
+        self._folder = tempfile.TemporaryDirectory(prefix="redco-flow-chat-")
+        self._checkpoint, tokenizer = _load(request, Path(self._folder.name))
         record = self._checkpoint.record
         if not shares_model(record.recipe, _RECIPE):
             raise ArtifactError(
                 f"the checkpoint is of recipe '{record.recipe}', which does not converse: that do "
                 "those of chat, preference and language_modeling."
             )
-        tokenizer = self._checkpoint.path / TOKENIZER_FOLDER
-        self._tokenizer = TextTokenizer.load(tokenizer)
+        self._tokenizer = self._checkpoint.tokenizer
         self._template, self._lacks_template = None, ""
         try:
             self._template = ChatTemplate.load(tokenizer, request.template_kwargs)
@@ -165,11 +190,15 @@ class Conversant:
         assert likelihoods is not None, "every decoder-only model tells how likely tokens are"
         self.ready = Ready(record.recipe, record.step, describe_devices(), likelihoods.max_length)
 
-    def answer(self, question: Question, turn: int) -> Answer:
+    def answer(
+        self, question: Question, turn: int, enough: Event, write: Callable[[str], None]
+    ) -> Answer:
         """Return what the assistant says next.
 
         Args:
             turn: draws of another one are others.
+            enough: ends the answer when it is set.
+            write: called with each piece, where the question asks for them.
 
         Raises:
             BadConversation: there is nothing to answer, or the template fails.
@@ -181,17 +210,18 @@ class Conversant:
         began = monotonic()
         predictor = self._predictor(self._width(len(ids), request.max_new_tokens), request)
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
-        (tokens,) = predictor.predict([example], self._params, seed=seed)
-        ends = end_ids(self._checkpoint.record.model)
-        generated = self._tokenizer.until_end(np.asarray(tokens).tolist(), ends)
-        has_end = len(generated) < len(tokens)
-        known = [id_ for id_ in generated if id_ < self._tokenizer.vocab_size]
-        (text,) = self._tokenizer.decode_whole([known])
-        kept = cut_before(text, question.stop)
-        is_whole = has_end or kept != text
+        ends = {self._tokenizer.eos_id, *end_ids(self._checkpoint.record.model)}
+        growing = GrowingAnswer(self._tokenizer, ends, question, enough, write)
+        self._hear = growing.hear
+        predictor.predict([example], self._params, seed=seed)
+        text = growing.finish()
         took = monotonic() - began
-        kept = kept if question.messages is None else kept.strip()
-        return Answer(kept, len(generated) + has_end, len(ids), is_whole, took)
+        return Answer(text, growing.num_tokens, len(ids), growing.is_whole, took)
+
+    def _on_token(self, tokens: Any, _position: Any) -> NDArray[np.bool_]:
+        """Hear the first row's token; the others only fill the batch, and end with it."""
+        tokens = np.asarray(tokens)
+        return np.full(tokens.shape, self._hear(int(tokens[0])))
 
     def _ids(self, question: Question) -> list[int]:
         if question.messages is None:
@@ -225,7 +255,9 @@ class Conversant:
         sampling = None
         if request.temperature is not None:
             sampling = RandomChoice(request.temperature, request.top_k, request.top_p)
-        generation = Generation(max_length=request.max_new_tokens, sampling=sampling)
+        generation = Generation(
+            max_length=request.max_new_tokens, sampling=sampling, on_token=self._on_token
+        )
         key = (width, generation)
         if key not in self._predictors:
             while len(self._predictors) >= _NUM_PREDICTORS:
@@ -245,33 +277,133 @@ class Conversant:
         return self._checkpoint.build_recipe(width, 2, recipe=_RECIPE)
 
 
+def _load(request: Request, folder: Path) -> tuple[TrainedModel, Path]:
+    """Return the model, and the directory of its tokenizer; that of a published one is `folder`."""
+    path = Path(request.checkpoint)
+    if request.dtype is None:
+        return CheckpointArtifact(path), path / TOKENIZER_FOLDER
+    save_pretrained_tokenizer(str(path), folder)
+    section = {"name_or_path": str(path), "dtype": request.dtype}
+    texts = TokenLengths(TextTokenizer.load(folder), 1, 2)
+    return PretrainedModel.load(section, _RECIPE, texts), folder
+
+
+class GrowingAnswer:
+    """An answer while its tokens are generated.
+
+    Args:
+        ends: tokens that end it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        ends: Collection[int],
+        question: Question,
+        enough: Event,
+        write: Callable[[str], None],
+    ) -> None:
+        self._tokenizer, self._ends, self._question = tokenizer, ends, question
+        self._enough, self._write = enough, write
+        self._ids: list[int] = []
+        self._written = ""
+        self.num_tokens = 0
+        self.is_whole = False
+
+    def hear(self, token: int) -> bool:
+        """Add a token; return whether the answer is complete."""
+        if self.is_whole or self._enough.is_set():
+            return True
+        self.num_tokens += 1
+        if token in self._ends:
+            self.is_whole = True
+            return True
+        if token < self._tokenizer.vocab_size:
+            self._ids.append(token)
+        if self._question.stop or self._question.in_pieces:
+            text = self._text()
+            kept = cut_before(text, self._question.stop)
+            self.is_whole = kept != text
+            if not self.is_whole:
+                self._write_to(self._outer(settled(text, self._question.stop)))
+        return self.is_whole
+
+    def finish(self) -> str:
+        """Write the rest, and return all of the text."""
+        text = self._outer(cut_before(self._text(), self._question.stop))
+        self._write_to(text)
+        return text
+
+    def _text(self) -> str:
+        (text,) = self._tokenizer.decode_whole([self._ids])
+        return text
+
+    def _outer(self, text: str) -> str:
+        return text if self._question.messages is None else text.strip()
+
+    def _write_to(self, text: str) -> None:
+        piece = text.removeprefix(self._written)
+        if self._question.in_pieces and piece and text.startswith(self._written):
+            self._write(piece)
+            self._written = text
+
+
 def main(lines: Iterable[str], answers: TextIO) -> None:
     """Answer until the input ends."""
     conversant: Conversant | None = None
+    enough = Event()
+
+    def write(said: Ready | Piece | Answer | _Refusal) -> None:
+        answers.write(json.dumps(asdict(said), ensure_ascii=False) + "\n")
+        answers.flush()
 
     def said(line: str, turn: int) -> Ready | Answer:
         nonlocal conversant
         if conversant is None:
             conversant = Conversant(Request(**json.loads(line)))
             return conversant.ready
-        return conversant.answer(Question(**json.loads(line)), turn)
+        question = Question(**json.loads(line))
+        return conversant.answer(question, turn, enough, lambda piece: write(Piece(piece)))
 
-    for answer in _answers(lines, said):
-        answers.write(json.dumps(answer, ensure_ascii=False) + "\n")
-        answers.flush()
+    for answer in _answers(_questions(lines, enough), said):
+        write(answer)
+
+
+def _questions(lines: Iterable[str], enough: Event) -> Iterator[str]:
+    """Yield the lines, read ahead, but for those that end an answer."""
+    waiting: Queue[str | None] = Queue()
+
+    def read() -> None:
+        for line in lines:
+            if line.strip() == _ENOUGH:
+                enough.set()
+            else:
+                waiting.put(line)
+        enough.set()
+        waiting.put(None)
+
+    Thread(target=read, daemon=True).start()
+    for line in iter(waiting.get, None):
+        enough.clear()
+        yield line
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    error: str
 
 
 def _answers(
     lines: Iterable[str], said: Callable[[str, int], Ready | Answer]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Ready | Answer | _Refusal]:
     for turn, line in enumerate(lines):
         try:
-            yield asdict(said(line, turn))
+            yield said(line, turn)
         except (BadConversation, EngineError, RedcoFlowError, OSError, ValueError) as error:
-            yield {"error": str(error)}
+            yield _Refusal(str(error))
         except Exception as error:  # noqa: BLE001 (the next question may have an answer)
             traceback.print_exc()
-            yield {"error": f"{type(error).__name__}: {error}"}
+            yield _Refusal(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

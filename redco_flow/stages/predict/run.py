@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from redco_flow.recipes.recipe import (
 )
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.runtime.process_group import describe_devices
-from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact, TrainedModel
 from redco_flow.stages.artifacts.dataset import PART, DatasetArtifact
 from redco_flow.stages.artifacts.predictions import (
     PredictionsSummary,
@@ -36,8 +37,9 @@ from redco_flow.stages.artifacts.predictions import (
     targets_of,
     write_predictions,
 )
+from redco_flow.stages.artifacts.pretrained import PretrainedModel
 from redco_flow.stages.artifacts.reference_scores import reference_columns
-from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
+from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.predict.config import GENERATION, Config
@@ -76,7 +78,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     """
     context.report(phase="preparing", devices=describe_devices())
     dataset = DatasetArtifact(context.input("dataset").path, reference_columns(context))
-    checkpoint = CheckpointArtifact(context.input("checkpoint").path)
+    checkpoint = _model(context, config, dataset)
     _check(dataset, checkpoint, config)
     _check_reference(context, checkpoint, config)
     split = config.split or ("test" if dataset.has("test") else "validation")
@@ -89,7 +91,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         split=split,
         num_examples=len(examples),
         generation=_generation(config) if find_recipe(config.recipe).makes_texts else {},
-        checkpoint=context.input("checkpoint").id,
+        checkpoint=_name(context, config),
         step=checkpoint.record.step,
         data=provenance.data,
         config=provenance.config,
@@ -106,12 +108,31 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     return StageOutputs({"predictions": Output("predictions", folder, summary.to_json())})
 
 
+def _model(context: StageContext, config: Config, dataset: DatasetArtifact) -> TrainedModel:
+    """Return the checkpoint, or the published model."""
+    section = config.pretrained
+    if section is None:
+        return CheckpointArtifact(context.input("checkpoint").path)
+    texts = None
+    if dataset.summary.has_tokenizer:
+        check_model_tokenizer(section, dataset.tokenizer)
+        texts = dataset.texts(*dataset.summary.lengths())
+    return PretrainedModel.load(section.model_dump(), config.recipe, texts)
+
+
+def _name(context: StageContext, config: Config) -> str:
+    """Return the checkpoint's id, or the name of the published model, without its folder."""
+    if config.pretrained is None:
+        return context.input("checkpoint").id
+    return Path(str(config.pretrained.name_or_path)).name
+
+
 def _generation(config: Config) -> dict[str, Any]:
     said = set(GENERATION) - (set() if config.stop else {"stop"})
     return config.model_dump(mode="json", include=said)
 
 
-def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Config) -> None:
+def _check(dataset: DatasetArtifact, checkpoint: TrainedModel, config: Config) -> None:
     record = checkpoint.record
     is_readable = shares_model(config.recipe, record.recipe)
     if config.recipe != dataset.summary.recipe or not is_readable:
@@ -135,7 +156,7 @@ def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Con
         )
 
 
-def _check_reference(context: StageContext, checkpoint: CheckpointArtifact, config: Config) -> None:
+def _check_reference(context: StageContext, checkpoint: TrainedModel, config: Config) -> None:
     record = checkpoint.record
     settings = record.model.get("settings", {}) if record.recipe == config.recipe else {}
     is_given = bool(context.inputs.get("reference_scores"))
@@ -211,7 +232,7 @@ class _Prediction:
         context: StageContext,
         config: Config,
         dataset: DatasetArtifact,
-        checkpoint: CheckpointArtifact,
+        checkpoint: TrainedModel,
         split: str,
     ) -> None:
         self._context = context

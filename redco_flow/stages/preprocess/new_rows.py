@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from redco_flow.errors import UnusableRow, UsageError
+from redco_flow.errors import ArtifactError, UnusableRow, UsageError
 from redco_flow.recipes.declared import DeclaredRecipe, RowsRecipe, TextRecipe
-from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.find import find_recipe, find_recipe_if_any
 from redco_flow.recipes.parts.images import ImageSettings
 from redco_flow.recipes.recipe import CLASSES, NUMBERS
 from redco_flow.spec.pipeline import DataSection
@@ -68,6 +68,7 @@ class NewRows:
         image: the recipe's and the data's name of the column that may name an image file; None
             of a recipe without images.
         renaming: for each needed column the setting that gives it another name.
+        compares: whether predicting needs a reference's scores.
     """
 
     needed: tuple[str, ...]
@@ -81,6 +82,7 @@ class NewRows:
     has_tokenizer: bool = True
     image: tuple[str, str] | None = None
     renaming: Mapping[str, str] = field(default_factory=dict)
+    compares: bool = False
 
     def row_of_text(self, text: str) -> dict[str, Any]:
         """Return the row with a line of plain text as its input, or with the path of an image.
@@ -148,6 +150,58 @@ class NewRows:
         )
 
 
+def first_row(path: Path) -> Fields:
+    """Return the first row of a file; empty of an image, or where it cannot be read."""
+    if path.suffix.lower() in ENDINGS:
+        return {}
+    with suppress(ValueError, OSError):
+        found = (row for row in read_file(path) if not isinstance(row, BadRow))
+        for row in found:
+            return row.fields
+    return {}
+
+
+def as_prompts(
+    settings: Mapping[str, Any], dataset: Path, row: Fields
+) -> tuple[dict[str, Any], int] | None:
+    """Return settings by which a model that learnt preferences answers prompts, and the length.
+
+    The lengths share what a prompt with an answer had in training.
+
+    Args:
+        settings, dataset: as of `new_rows`.
+        row: the first of the new rows; empty of plain texts.
+
+    Returns:
+        None where the row has both answers, which are compared, or the recipe is another one.
+    """
+    recipe = find_recipe_if_any(settings["recipe"])
+    if not isinstance(recipe, RowsRecipe) or not recipe.takes_messages:
+        return None
+    data, own = settings["data"], recipe.last_argument(settings.get("settings") or {})
+    renamed = data.get("columns") or {}
+    prompt, *answers = [renamed.get(name, name) for name in recipe.columns or ()]
+    if all(name in row for name in answers):
+        return None
+    half = max(2, own[0].max_length // 2)
+    kept = {name: data[name] for name in ("csv", *_AROUND, *_OF_TEMPLATE) if data.get(name)}
+    try:
+        trained = DatasetArtifact(dataset).split("train")
+    except (OSError, ArtifactError) as error:
+        raise UsageError(
+            "the training's dataset, which shows whether prompts are texts or messages, was "
+            f"deleted: run its pipeline again, which makes it again. {error}"
+        ) from error
+    if not len(trained) or isinstance(trained[0]["chosen"], str):
+        lengths = {"max_source_length": half, "max_target_length": half}
+        reads = {"recipe": "language_modeling", "truncation_side": "left"}
+        return {**reads, **lengths, "data": {**kept, "source_key": prompt}}, half
+    has_messages = prompt not in row and "messages" in row
+    columns = {} if has_messages else {"format": "prompt_completion", "columns": {"prompt": prompt}}
+    reads = {"recipe": "chat", "max_length": half, "on_too_long": "error"}
+    return {**reads, "data": {**kept, **columns}}, half
+
+
 def new_rows(
     settings: Mapping[str, Any],
     data: DataSection,
@@ -186,9 +240,10 @@ def new_rows(
     dialect = Dialect.of(data.csv)
     if recipe.takes_conversations:
         columns = chat_columns(data)
-        needed = tuple(key for key in columns.needed if key not in _ANSWERS)
+        own = data.columns  # of a checkpoint that learnt preferences
+        needed = tuple(own.get(key, key) for key in columns.needed if key not in _ANSWERS)
         keys: dict[str, Any] = {"chat_template_kwargs": data.chat_template_kwargs}
-        usable = partial(_asked, columns)
+        usable = partial(_asked, columns, own)
         as_value = partial(_message, columns)
         return NewRows(
             needed, keys, preprocess, predict, dialect, usable, as_value, makes_texts=True
@@ -213,12 +268,6 @@ def _of_rows_recipe(
     classes: Sequence[str | int],
     dataset: Path,
 ) -> NewRows:
-    own = settings.get("settings") or {}
-    if recipe.compares(own):
-        raise UsageError(
-            f"recipe '{recipe.name}' predicts by a reference's scores, which a new file does not "
-            "have. Use a pipeline with a predict stage; its `checkpoint` may be this one's id."
-        )
     inputs = [name for name in recipe.columns or () if name != recipe.target]
     renamed = {name: data.columns.get(name, name) for name in inputs} or data.columns
     target: dict[str, Any] = {}
@@ -243,6 +292,7 @@ def _of_rows_recipe(
         has_tokenizer=recipe.has_tokenizer,
         image=(inputs[0], renamed[inputs[0]]) if has_images else None,
         renaming={theirs: f"data.columns.{name}" for name, theirs in renamed.items()},
+        compares=recipe.compares(settings.get("settings") or {}),
     )
 
 
@@ -287,6 +337,7 @@ def _columns(
 
 _OF_CHATS = ("max_length", "on_too_long")
 _OF_TEXTS = ("max_source_length", "truncation_side")
+_OF_TEMPLATE = ("chat_template_kwargs", "default_system_message")
 _AROUND = ("pair_key", "source_prefix", "source_suffix")
 _ANSWERS = ("completion", "output")
 
@@ -304,11 +355,12 @@ def _message(columns: ChatColumns, text: str) -> Any:
     return [{"role": "user", "content": text}] if columns.format == "messages" else text
 
 
-def _asked(columns: ChatColumns, fields: Fields) -> dict[str, Any]:
+def _asked(columns: ChatColumns, renamed: Mapping[str, str], fields: Fields) -> dict[str, Any]:
     """Return the row's conversation, with a placeholder where it does not end with an answer.
 
     Of one that does, predict generates the last answer again.
     """
+    fields = {**fields, **{name: fields[key] for name, key in renamed.items() if key in fields}}
     try:
         chat = columns.read(fields)
     except BadConversation:

@@ -214,7 +214,7 @@ def recognise(
 
 def _shown(values: Sequence[Any]) -> str:
     """Return what a column has, in words: `short texts, 3 different`."""
-    kinds = _kinds_of(values)
+    kinds = kinds_of(values)
     if not (what := next((text for kind, text in _SHOWN_KINDS.items() if kind in kinds), "")):
         return "neither texts nor numbers" if values else "empty"
     return f"{what}, {len(set(values)):,} different" if {"text", "number"} & kinds else what
@@ -252,7 +252,7 @@ def _check_left_out(path: Path, head: Head, found: Recognised) -> None:
 
 def _may_be_label(values: Sequence[Any], *, is_whole: bool) -> bool:
     """Whether values repeat, or are numbers, booleans or lists."""
-    if all(isinstance(one, str) for one in values) and "number" not in _kinds_of(values):
+    if all(isinstance(one, str) for one in values) and "number" not in kinds_of(values):
         is_constant = is_whole and len(set(values)) == 1
         return not is_constant and not _are_mostly_distinct(values)
     return not isinstance(values[0], Mapping)
@@ -271,6 +271,40 @@ def _lacks_one(recipe: str, values: Iterable[str]) -> bool:
         [any(_is_named(v, k) for v in values for k in names) for names in one] for one in known
     ]
     return any(sum(one) >= 2 and sum(one) == len(one) - 1 for one in found)
+
+
+def input_columns(recipe: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return keys of `data` that name the columns of a row without targets; None: it does not fit.
+
+    Args:
+        row: a file's first; an empty one fits every recipe, by the names that are the defaults.
+    """
+    by_name = {name.lower(): name for name in row}
+    starter = starters().get(recipe)
+    for fit in starter.fits if starter and row else ():
+        names = {
+            key: next((by_name[n] for n in column.names or [key] if n in by_name), "")
+            for key, column in fit.columns.items()
+            if key not in _OF_TARGETS
+        }
+        are_turns = {key: fit.columns[key].kind in ("messages", "turns") for key in names}
+        if not all(names.values()) or not all(
+            fit.columns[key].kind in kinds_of([row[name]])
+            for key, name in names.items()
+            if are_turns[key]
+        ):
+            continue
+        found = {"source_key" if key == "text_key" else key: one for key, one in names.items()}
+        keys = {key: name for key, name in found.items() if key.endswith("_key")}
+        renamed = {key.removeprefix("columns."): n for key, n in found.items() if "." in key}
+        form = {key: one for key, one in fit.data.items() if key == "format"}
+        return {**form, **keys, **({"columns": renamed} if renamed else {})}
+    if len(row) == 1 and starter and {"source_key", "text_key"} & starter.fits[-1].columns.keys():
+        return {"source_key": next(iter(row))}
+    return None if row and starter else {}
+
+
+_OF_TARGETS = ("target_key", "columns.label", "columns.caption", "output", "completion", "input")
 
 
 def _names(fit: Fit) -> dict[str, list[str]]:
@@ -317,10 +351,10 @@ def _is_accepted(fit: Fit, key: str, name: str, columns: Mapping[str, list[Any]]
     """Whether a column is one of the fit's; without a known name classes repeat, texts do not."""
     column, values = fit.columns[key], columns[name]
     if how == "as_given" and column.names:
-        return column.kind in _kinds_of(values)
+        return column.kind in kinds_of(values)
     if any(_is_named(name, known) for known in _names(fit)[key]):
         return _is_of_kind(column, values)
-    if not column.by_kind or column.kind not in _kinds_of(values):
+    if not column.by_kind or column.kind not in kinds_of(values):
         return False
     if column.kind == "text":
         return _are_mostly_distinct(values) and name.strip().lower() not in _OF_ANOTHER_USE
@@ -329,7 +363,7 @@ def _is_accepted(fit: Fit, key: str, name: str, columns: Mapping[str, list[Any]]
 
 def _is_of_kind(column: Column, values: Sequence[Any]) -> bool:
     """Whether the values of a column with a known name are of its kind."""
-    is_kind = column.kind in _kinds_of(values)
+    is_kind = column.kind in kinds_of(values)
     return is_kind and not (column.kind == "class" and _are_mostly_distinct(values))
 
 
@@ -337,7 +371,7 @@ def _are_mostly_distinct(values: Sequence[Any]) -> bool:
     return len(set(values)) > len(values) / 2
 
 
-def _kinds_of(values: Sequence[Any]) -> frozenset[Kind]:
+def kinds_of(values: Sequence[Any]) -> frozenset[Kind]:
     """Return the kinds that all values of a column are of."""
     if not values:
         return frozenset({"any"})

@@ -48,6 +48,15 @@ def length_problems(
             )
 
 
+def longest_texts(model: ModelSection, family: str) -> tuple[float, float]:
+    """Return the tokens of the longest source, or text, and target that a model reads.
+
+    Infinity of a model without learned or stated positions, or whose configuration is not known.
+    """
+    core = _core_of(model, family)
+    return _longest(core, _OF_SOURCES), _longest(core, _OF_TARGETS)
+
+
 def _lengths_of(preprocessing: Any) -> Iterator[str]:
     """Yield the limits that cut something of what the recipe reads."""
     recipe = find_recipe_if_any(getattr(preprocessing, "recipe", ""))

@@ -1,0 +1,77 @@
+"""A published model's directory, read as a checkpoint is: recipe, tokenizer and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from redco_flow.errors import ArtifactError
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.parts.model_directory import find_checkpoint
+from redco_flow.recipes.recipe import Recipe, TokenLengths
+from redco_flow.stages.artifacts.checkpoint import RecipeRecord, TrainedModel
+from redco_flow.stages.artifacts.published import head_problem
+from redco_flow.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class PretrainedModel(TrainedModel):
+    """A model in a directory, or on the hub.
+
+    Args:
+        name: of a recipe that reads it.
+        recipe: made around the directory's files.
+        texts: the tokenizer, and the longest texts; None of a model without one.
+    """
+
+    name: str
+    recipe: Recipe
+    texts: TokenLengths | None
+
+    @classmethod
+    def load(
+        cls, model: Mapping[str, Any], recipe: str, texts: TokenLengths | None
+    ) -> PretrainedModel:
+        """Read the configuration.
+
+        Args:
+            model: the keys of a `model` section, and the recipe's `settings`.
+
+        Raises:
+            ArtifactError: a head that the recipe needs is not among the parameters.
+            ValueError: there is no such model, or the recipe does not read it.
+        """
+        name, revision = str(model["name_or_path"]), model.get("revision")
+        folder = find_checkpoint(name, revision=revision, with_weights=False)
+        if problem := head_problem(folder, recipe, model.get("settings") or {}):
+            raise ArtifactError(problem)
+        return cls(recipe, find_recipe(recipe).make(model, texts), texts)
+
+    @cached_property
+    def record(self) -> RecipeRecord:
+        """The recipe and the model, as if it were trained; of step 0."""
+        texts = self.texts
+        return RecipeRecord(
+            recipe=self.name,
+            model=self.recipe.model,
+            source_length=texts.source_length if texts else 0,
+            target_length=texts.target_length if texts else 0,
+            tokenizer_digest=texts.tokenizer.digest if texts else "",
+            step=0,
+            metrics={},
+            data="",
+            config="",
+        )
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the model's texts."""
+        assert self.texts is not None, "a recipe of texts has a tokenizer"
+        return self.texts.tokenizer
+
+    def read_params(self, recipe: Recipe, shardings: Any) -> Any:
+        """Read the parameters; see `TrainedModel`. `recipe` has this model."""
+        assert self.recipe.load_params is not None, "a directory has parameters"
+        return self.recipe.load_params(shardings)
