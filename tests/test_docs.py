@@ -102,6 +102,23 @@ def test_every_command_of_a_page_does_what_it_says(page, tmp_path):
     assert len(list(call_all(commands(page), tmp_path, change=shorten))) >= 1
 
 
+def test_the_readmes_first_pipeline_plans_with_a_model_of_its_family(tmp_path):
+    (text,) = re.findall(r"```yaml\n(# assistant.yaml.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "assistant.yaml").write_text(text)
+    row = {"messages": [{"role": role, "content": "ping"} for role in ("user", "assistant")]}
+    (tmp_path / "conversations.jsonl").write_text(f"{json.dumps(row)}\n" * 40)
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64}
+    (tmp_path / "model").mkdir()
+    for name, value in (("config", config), ("tokenizer", {})):
+        (tmp_path / "model" / f"{name}.json").write_text(json.dumps(value))
+    (tmp_path / "model" / "model.safetensors").touch()
+
+    words = ["plan", "assistant.yaml", "-p", "slurm", "model.name_or_path=./model", "--json"]
+    planned = json.loads(call(words, tmp_path).splitlines()[-1])
+
+    assert list(planned["stages"]) == ["preprocess", "train", "predict", "evaluate"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_command_of_the_readme_does_what_it_says_and_what_init_writes_is_learnt(tmp_path):
