@@ -353,8 +353,8 @@ def list_directory(path: Path) -> None:
         os.listdir(path)
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Read a file; opened again where NFS says ESTALE: it was replaced while it was read.
+def read_bytes(path: str | os.PathLike[str], begin: int = 0) -> bytes:
+    """Read a file from a byte on; again where NFS says ESTALE: it was replaced meanwhile.
 
     Raises:
         OSError: it cannot be read; names it.
@@ -362,6 +362,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     for num_reads_left in reversed(range(_NUM_STALE_READS)):
         try:
             with open(path, "rb") as file:
+                file.seek(begin)
                 return file.read()
         except OSError as error:
             if error.errno != errno.ESTALE or not num_reads_left:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from redco_flow.errors import UsageError
+
 SUBMITTING = ("run", "plan")
 """Verbs that take code along to a login node."""
 ON_LOGIN_NODE = (
@@ -154,3 +156,21 @@ def workspace_path(options: argparse.Namespace) -> Path:
     """The workspace that a read verb looks into."""
     given: Path | None = options.workspace
     return given or Path(os.environ.get("REDCO_FLOW_WORKSPACE", "redco-workspace"))
+
+
+def check_port(port: int) -> None:
+    """Raise where a number is no port.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: ports are 0 to 65535.")
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> UsageError:
+    """Return the error of a server whose address is taken or not this machine's."""
+    return UsageError(
+        f"cannot listen at {host}, port {port} ({error.strerror or error}). "
+        "Give another --port, or 0 for a free one."
+    )

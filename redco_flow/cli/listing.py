@@ -1,28 +1,34 @@
 """Rows of all runs, sweeps and schedules of a workspace, for its page.
 
 A row is kept as long as the time of change of its directory and of its records is the same, so
-that a list of thousands costs two looks at each run. Nothing is written.
+that a list of thousands costs four looks at each run. Nothing is written, no cluster is asked.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from redco_flow.cli.status import progress_text
 from redco_flow.cli.sweep import state_of_sweep
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import DamagedRecord
-from redco_flow.report.numbers import seconds_between
+from redco_flow.report.numbers import duration, score, seconds_between, short_moment, state_mark
+from redco_flow.report.rendering import render_table
+from redco_flow.report.runs_page import Cell, Table
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.deletions import find_run_deletion
 from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.notes import RECORD as NOTES
 from redco_flow.tracking.notes import read_notes
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.run_metrics import read_metrics
 from redco_flow.tracking.schedules import ScheduleDirectory, list_schedules
@@ -33,7 +39,8 @@ _T = TypeVar("_T")
 Row = dict[str, Any]
 # A file changed twice within one tick of its file system's clock (2 s on some) looks unchanged.
 _MIN_AGE_NANOSECONDS = 2_000_000_000
-_Identity = tuple[tuple[int, int, int], ...]
+_SECONDS_OF_AN_ANSWER = 2.0
+_Identity = list[tuple[int, int, int]]
 
 
 class Listing:
@@ -43,80 +50,132 @@ class Listing:
         self._workspace = workspace
         self._known: dict[Path, tuple[_Identity, Any]] = {}
         self._lock = Lock()
+        self._encoded, self._due = b"", 0.0
 
-    def read(self) -> dict[str, list[Row]]:
-        """Return the rows as they are now, the newest first."""
+    def encoded(self, *, is_fresh: bool = False) -> bytes:
+        """Return the rows as JSON, at most 2 s old: all tabs get the same answer.
+
+        Args:
+            is_fresh: read them now.
+        """
         with self._lock:
-            paths = _directories(self._workspace.runs)
-            rows = [row for path in paths if (row := self._run(path)) is not None]
-            rows.sort(key=lambda row: (row["sequence"], row["run"]), reverse=True)
-            sweeps = [
-                self._sweep(path, rows) for path in _directories(self._workspace.root / "sweeps")
-            ]
-            sweeps.sort(key=lambda row: row["created_at"], reverse=True)
-            schedules = [self._schedule(one) for one in list_schedules(self._workspace)]
-            return {"runs": rows, "sweeps": sweeps, "schedules": schedules}
+            if is_fresh or time.monotonic() >= self._due:
+                self._encoded = encode_json(self._read())
+                self._due = time.monotonic() + _SECONDS_OF_AN_ANSWER
+            return self._encoded
+
+    def _read(self) -> dict[str, Any]:
+        """Return the runs, the newest first, and the tables of sweeps and schedules."""
+        folders = (self._workspace.runs, self._workspace.root / "sweeps")
+        runs, sweeps = map(_directories, folders)
+        schedules = list_schedules(self._workspace)
+        present = {*runs, *sweeps, *(one.path for one in schedules)}
+        self._known = {path: one for path, one in self._known.items() if path in present}
+        rows = [row for path in runs if (row := self._run(path)) is not None]
+        rows.sort(key=lambda row: (row["sequence"], row["run"]), reverse=True)
+        points = defaultdict(list)
+        for row in rows:
+            points[row["sweep"]].append(row)
+        of_sweeps = [self._sweep(path, points[path.name]) for path in sweeps]
+        of_sweeps.sort(key=lambda row: row[3].text, reverse=True)
+        of_schedules = [self._schedule(one) for one in schedules]
+        return {
+            "runs": rows,
+            "sweeps": _table("Sweeps", _SWEEP_HEADER, of_sweeps, "/sweep/{}"),
+            "schedules": _table("Schedules", _SCHEDULE_HEADER, of_schedules, "/run/{}/"),
+            "num_sweeps": len(sweeps),
+            "num_schedules": len(schedules),
+        }
 
     def _run(self, path: Path) -> Row | None:
         run = RunDirectory(path)
-        row = self._remembered(path, (path, run.state_path), lambda: _read_row(run))
+        files = (path, run.state_path, path / "run.json", path / NOTES)
+        row = self._remembered(path, files, lambda: _read_row(run))
         if row is None or row["state"] not in LIVE_STATES:
             return row
-        view = read_run_view(run)
+        view = read_run_view(run, asks_cluster=False)
         running = [
             f"{name}: {text}"
             for name, stage in view["stages"].items()
             if (text := progress_text(stage["progress"]))
         ]
         now = {"state": view["state"], "message": view["message"], "queued": view["queued"]}
-        return {**row, **now, "progress": "  ".join(running)}
+        seconds = None
+        if view["state"] == State.RUNNING:
+            seconds = seconds_between(row["started_at"], utc_now())
+        return _with_texts({**row, **now, "progress": "  ".join(running), "seconds": seconds})
 
-    def _sweep(self, path: Path, rows: Sequence[Row]) -> Row:
+    def _sweep(self, path: Path, points: Sequence[Row]) -> list[Cell]:
         sweep = SweepDirectory(path)
         try:
             record = self._remembered(path, (path / "sweep.json",), lambda: sweep.record)
             is_driven = find_holder(sweep) is not None
         except (DamagedRecord, OSError) as damage:
-            return {"sweep": path.name, "state": "damaged", "created_at": "", "points": 0,
-                    "completed": 0, "message": str(damage)}  # fmt: skip
-        points = [row for row in rows if row["sweep"] == path.name]
+            return [Cell(path.name), Cell("", mark="damaged", note=str(damage)), Cell(""), Cell("")]
         states = [
             State.WAITING if one["state"] == State.PENDING else one["state"] for one in points
         ]
         goes_on = is_driven or any(one["queued"] for one in points)
-        return {
-            "sweep": path.name,
-            "state": state_of_sweep(states, goes_on=goes_on),
-            "created_at": record.get("created_at", ""),
-            "points": len(record["points"]),
-            "completed": states.count(State.COMPLETED),
-            "message": "",
-        }
+        completed = f"{states.count(State.COMPLETED)} of {len(record['points'])}"
+        stopped = states.count(State.STOPPED_EARLY)
+        return [
+            Cell(path.name),
+            Cell("", mark=state_of_sweep(states, goes_on=goes_on)),
+            Cell(completed, True, note=f"{stopped} stopped early" if stopped else ""),
+            Cell(short_moment(record.get("created_at")), True),
+        ]
 
-    def _schedule(self, directory: ScheduleDirectory) -> Row:
+    def _schedule(self, directory: ScheduleDirectory) -> list[Cell]:
         path = directory.path
         files = (path / "schedule.json", path / "firings")
         return self._remembered(path, files, lambda: _read_schedule(directory))
 
     def _remembered(self, path: Path, files: Sequence[Path], read: Callable[[], _T]) -> _T:
         """Return what `read` does, or did when these files were as they are now."""
-        identity = tuple(map(_identity, files))
+        identity = file_identities(files)
         known = self._known.get(path)
         if known is not None and known[0] == identity:
             found: _T = known[1]
             return found
         made = read()
-        if max(one[0] for one in identity) < time.time_ns() - _MIN_AGE_NANOSECONDS:
+        is_damaged = isinstance(made, dict) and made.get("damage")
+        is_old = max(one[0] for one in identity) < time.time_ns() - _MIN_AGE_NANOSECONDS
+        # What is damaged is looked at again: it may have been corrected in place.
+        if is_old and not is_damaged:
             self._known[path] = (identity, made)
         return made
 
 
-def _identity(path: Path) -> tuple[int, int, int]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return (0, 0, 0)
-    return status.st_mtime_ns, status.st_size, status.st_ino
+def encode_json(value: object) -> bytes:
+    """Return a value as compact JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def file_identities(paths: Iterable[Path]) -> _Identity:
+    """Return the time of change, size and inode of each file; zeros where it does not exist."""
+    found = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            found.append((0, 0, 0))
+        else:
+            found.append((status.st_ctime_ns, status.st_size, status.st_ino))
+    return found
+
+
+_SWEEP_HEADER = ("sweep", "state", "points completed", "created (UTC)")
+_SCHEDULE_HEADER = ("schedule", "when", "pipeline", "last firing (UTC)", "result", "run")
+
+
+def _table(
+    caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], address: str
+) -> str:
+    """A table as HTML; the first cell of a sweep and the last of a schedule are links."""
+    column = 0 if caption == "Sweeps" else -1
+    names = [row[column].text for row in rows]
+    links = {name: address.format(quote(name)) for name in names if name}
+    return render_table(Table(caption, header, rows, links=links)) if rows else ""
 
 
 def _directories(folder: Path) -> list[Path]:
@@ -147,7 +206,7 @@ def _read_row(run: RunDirectory) -> Row | None:
     if damaged and not run.path.exists():
         return None
     row["damage"] = " ".join(damaged)
-    return row | {"is_deleted": find_run_deletion(run) is not None}
+    return _with_texts(row | {"is_deleted": find_run_deletion(run) is not None})
 
 
 def _of_record(run: RunDirectory) -> Row:
@@ -163,11 +222,7 @@ def _of_state(run: RunDirectory) -> Row:
         "message": (state.get("message") or "").partition("\n")[0],
         "started_at": started,
         "seconds": seconds_between(started, ended) if ended else None,
-        # JSON has neither NaN nor infinity.
-        "metrics": {
-            name: value if math.isfinite(value) else str(value)
-            for name, value in read_metrics(state["stages"]).items()
-        },
+        "metrics": read_metrics(state["stages"]),
     }
 
 
@@ -176,16 +231,26 @@ def _of_notes(run: RunDirectory) -> Row:
     return {"note": notes.note, "labels": notes.labels, "edited_at": notes.edited_at}
 
 
-def _read_schedule(directory: ScheduleDirectory) -> Row:
-    row: Row = {"schedule": directory.name, "when": "", "pipeline": "", "last": "", "result": "",
-                "run": "", "damage": ""}  # fmt: skip
+def _with_texts(row: Row) -> Row:
+    """A row with its values as a report shows them."""
+    return row | {
+        "mark": state_mark(row["state"]),
+        "took": duration(row["seconds"]),
+        "created": short_moment(row["created_at"]),
+        "scores": {name: score(value) for name, value in row["metrics"].items()},
+    }
+
+
+def _read_schedule(directory: ScheduleDirectory) -> list[Cell]:
     try:
         schedule = directory.read()
     except (DamagedRecord, OSError) as damage:
-        return row | {"damage": str(damage)}
-    row |= {"when": schedule.when, "pipeline": schedule.pipeline}
-    if firings := directory.firings():
-        last = firings[-1]
-        row |= {"last": last.due, "result": last.told, "state": last.state}
-        row |= {"run": last.run} if last.has_started_run else {}
-    return row
+        empty = [Cell("")] * 3
+        return [Cell(directory.name), Cell("", mark="damaged", note=str(damage)), *empty, Cell("")]
+    cells = [Cell(directory.name), Cell(schedule.when), Cell(schedule.pipeline)]
+    if not (firings := directory.firings()):
+        return [*cells, Cell("", True), Cell(""), Cell("")]
+    last = firings[-1]
+    run = last.run if last.has_started_run else ""
+    result = Cell("" if run else last.told, mark=last.state)
+    return [*cells, Cell(short_moment(last.due), True), result, Cell(run)]

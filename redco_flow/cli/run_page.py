@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from redco_flow.cli.listing import file_identities
 from redco_flow.cli.status import stage_line
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import digest_json
-from redco_flow.report.charts import Figure
-from redco_flow.report.page import read_overlaid, read_page, read_trainings, render_page
+from redco_flow.report.log_cache import LogCache
+from redco_flow.report.numbers import duration, state_mark
+from redco_flow.report.page import (
+    figures_of,
+    overlaid_losses,
+    read_histories,
+    read_page,
+    render_page,
+    trainings_of,
+)
 from redco_flow.report.stage_facts import StageFacts, logging_attempts, read_stages
 from redco_flow.report.system import system_sections
-from redco_flow.report.training import TrainingSection
+from redco_flow.tracking.attempt import State
 from redco_flow.tracking.notes import RECORD as NOTES
 from redco_flow.tracking.notes import RunNotes, read_notes
 from redco_flow.tracking.process_identity import utc_now
@@ -43,7 +51,9 @@ def served_run_page(run: RunDirectory, workspace: Workspace, *, has_prefect: boo
     return render_page(read_page(run, workspace, utc_now()), served)
 
 
-def read_live(run: RunDirectory, workspace: Workspace, known_charts: str) -> dict[str, Any]:
+def read_live(
+    run: RunDirectory, workspace: Workspace, known_charts: str, logs: LogCache
+) -> dict[str, Any]:
     """Return what changes on a run's page while it runs.
 
     `page` identifies everything but the charts: the browser fetches the page again when it
@@ -52,35 +62,43 @@ def read_live(run: RunDirectory, workspace: Workspace, known_charts: str) -> dic
 
     Args:
         known_charts: `charts` of the browser's last answer; empty before the first.
+        logs: of this run, kept from one call to the next.
     """
     view = read_run_view(run)
     stages = list(read_stages(run, workspace, lambda remark: None).values())
-    charts = digest_json(_identities(_chart_files(stages)))[:_DIGITS]
+    charts = digest_json(file_identities(_chart_files(stages)))[:_DIGITS]
     lines = [
         stage_line(name, stage)
         for name, stage in view["stages"].items()
         if stage["state"] in _RUNNING
     ]
+    # It is not known when a run was interrupted.
+    tooks = {
+        State.RUNNING: f"{duration(view['seconds'])} so far",
+        State.INTERRUPTED: duration(None),
+    }
     answer = {
         "state": view["state"],
-        "message": view["message"] if view["state"] != "completed" else "",
-        "started_at": _started_at(run),
+        "mark": state_mark(view["state"]),
+        "took": tooks.get(view["state"], ""),
         "lines": lines,
         "page": _page_revision(run, view["state"]),
         "charts": charts,
     }
-    return answer if charts == known_charts else answer | _charts(run, stages)
+    return answer if charts == known_charts else answer | _charts(run, stages, logs)
 
 
 def _page_revision(run: RunDirectory, state: str) -> str:
     files = (run.state_path, run.path / NOTES, run.path / "run.json")
-    return digest_json([state, *_identities(files)])[:_DIGITS]
+    return digest_json([state, *file_identities(files)])[:_DIGITS]
 
 
-def _charts(run: RunDirectory, stages: Sequence[StageFacts]) -> dict[str, Any]:
+def _charts(run: RunDirectory, stages: Sequence[StageFacts], logs: LogCache) -> dict[str, Any]:
     """The page's charts in its order, and the facts of each training."""
-    trainings = read_trainings(run, stages)
-    figures = list(_figures(stages, trainings))
+    histories = read_histories(stages, logs.metrics)
+    trainings = trainings_of(run, stages, histories, logs.goodput)
+    system = system_sections(stages, logs.system_metrics)
+    figures = figures_of(overlaid_losses(histories), trainings, system)
     return {
         "titles": [figure.title for figure in figures],
         "plots": [figure.plot for figure in figures],
@@ -88,39 +106,8 @@ def _charts(run: RunDirectory, stages: Sequence[StageFacts]) -> dict[str, Any]:
     }
 
 
-def _figures(
-    stages: Sequence[StageFacts], trainings: Sequence[TrainingSection]
-) -> Iterator[Figure]:
-    yield from read_overlaid(stages)
-    for training in trainings:
-        yield from training.figures
-    for section in system_sections(stages):
-        yield from section.figures
-
-
 def _chart_files(stages: Sequence[StageFacts]) -> Iterator[Path]:
     for stage in stages:
         attempts = {one.path: one for one in (*stage.attempts, *logging_attempts(stage)[0])}
         for attempt in attempts.values():
             yield from (attempt.metrics_path, attempt.system_metrics_path)
-
-
-def _started_at(run: RunDirectory) -> str | None:
-    try:
-        state = run.read_state()
-    except DamagedRecord:
-        return None
-    return None if state.get("ended_at") else state.get("started_at")
-
-
-def _identities(paths: Iterable[Path]) -> list[list[int]]:
-    """The time of change, size and inode of each file; zeros where it does not exist."""
-    found = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-        except OSError:
-            found.append([0, 0, 0])
-        else:
-            found.append([status.st_mtime_ns, status.st_size, status.st_ino])
-    return found

@@ -10,17 +10,17 @@ from __future__ import annotations
 import gzip
 import hashlib
 import hmac
-import json
 import re
 import secrets
 import threading
 import traceback
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
+from dataclasses import asdict
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
-from redco_flow.cli.listing import Listing
+from redco_flow.cli.listing import Listing, encode_json
 from redco_flow.cli.run_page import read_live, served_run_page
 from redco_flow.cli.sweep import read_sweep_page
 from redco_flow.errors import RedcoFlowError
@@ -29,9 +29,10 @@ from redco_flow.orchestrate.prefect.api import login_url, ui_url
 from redco_flow.orchestrate.prefect.server import external_url, own_api
 from redco_flow.report.compared_run import ComparedRun
 from redco_flow.report.comparison import comparison_page
+from redco_flow.report.log_cache import LogCache
 from redco_flow.report.rendering import asset, render
 from redco_flow.report.runs_page import render_runs_page
-from redco_flow.tracking.notes import read_notes, write_notes
+from redco_flow.tracking.notes import NotesChanged, write_notes
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
@@ -41,6 +42,7 @@ ADDRESS = "127.0.0.1"
 _ASSETS = ("page.js", "served.js", "plotly-basic.min.js")
 _DIRECTORY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MAX_BODY_BYTES = 1 << 16
+_MAX_LIVE_RUNS = 4
 _MIN_COMPRESSED_BYTES = 1 << 14
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -70,13 +72,23 @@ class RunsServer(HttpServer):
     def __init__(self, port: int, workspace: Workspace) -> None:
         super().__init__((ADDRESS, port), _Handler)
         self.workspace, self.listing = workspace, Listing(workspace)
-        self.editing = threading.Lock()
+        self._logs: dict[str, tuple[threading.Lock, LogCache]] = {}
         self.secret = secrets.token_urlsafe(32)
 
     @property
     def cookie(self) -> str:
         """The cookie's name: browsers send it to every port of this host."""
         return f"redco-flow-{self.server_address[1]}"
+
+    def read_live(self, run: RunDirectory, known_charts: str) -> dict[str, Any]:
+        """Return what changes on a run's page; the logs of the last few runs are kept."""
+        kept = self._logs.pop(run.id, None) or (threading.Lock(), LogCache())
+        self._logs[run.id] = kept
+        for name in list(self._logs)[:-_MAX_LIVE_RUNS]:
+            self._logs.pop(name, None)
+        lock, logs = kept
+        with lock:
+            return read_live(run, self.workspace, known_charts, logs)
 
     def link(self, page: str = "/") -> str:
         """Return the address of a page that lets a browser in."""
@@ -124,14 +136,15 @@ class _Handler(RequestHandler):
         if self.host() not in LOOPBACK:
             self._message(403, f"This server is {' or '.join(LOOPBACK)}, not {self.host()}.")
             return False
-        if "token" in query:
-            if self._is_secret(query["token"]):
-                cookie = f"{self.server.cookie}={self.server.secret}; Path=/; HttpOnly"
-                # Not Strict: browsers leave such a cookie out where the link is in another page.
-                headers = {"Location": path, "Set-Cookie": f"{cookie}; SameSite=Lax"}
-                self.write(303, "text/plain", b"", headers)
-                return False
-        elif self._is_secret(self._cookie()):
+        if self._is_secret(query.get("token", "")):
+            cookie = f"{self.server.cookie}={self.server.secret}; Path=/; HttpOnly"
+            others = urlencode({name: one for name, one in query.items() if name != "token"})
+            location = f"{path}?{others}" if others else path
+            # Not Strict: browsers leave such a cookie out where the link is in another page.
+            headers = {"Location": location, "Set-Cookie": f"{cookie}; SameSite=Lax"}
+            self.write(303, "text/plain", b"", headers)
+            return False
+        if self._is_secret(self._cookie()):
             return True
         self._message(
             401,
@@ -144,11 +157,12 @@ class _Handler(RequestHandler):
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.server.secret.encode())
 
     def _cookie(self) -> str:
-        try:
-            found = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
-        except CookieError:
-            return ""
-        return found.value if found else ""
+        # Not SimpleCookie: it gives up at the first cookie that is unusual, of whatever program.
+        for part in self.headers.get("Cookie", "").split(";"):
+            name, _, value = part.strip().partition("=")
+            if name == self.server.cookie:
+                return value
+        return ""
 
     def _answer(self, path: str, query: Mapping[str, str]) -> None:
         workspace = self.server.workspace
@@ -159,7 +173,8 @@ class _Handler(RequestHandler):
                 values = {"workspace": str(workspace.root), "has_prefect": _has_prefect()}
                 self._html(render("workspace.html.jinja", "runs", values, has_charts=False))
             case ["api", "runs"]:
-                self._json(200, self.server.listing.read())
+                content = self.server.listing.encoded(is_fresh="fresh" in query)
+                self._send(200, "application/json", content)
             case ["assets", name] if name in _ASSETS:
                 self._send(200, "text/javascript; charset=utf-8", asset(name).encode())
             case ["run", name]:
@@ -168,7 +183,7 @@ class _Handler(RequestHandler):
                 has_prefect = _has_prefect()
                 self._html(served_run_page(self._run(name), workspace, has_prefect=has_prefect))
             case ["run", name, "live"]:
-                self._json(200, read_live(self._run(name), workspace, query.get("charts", "")))
+                self._json(200, self.server.read_live(self._run(name), query.get("charts", "")))
             case ["run", name, *parts]:
                 self._file(self._run(name).path / "/".join(parts))
             case ["sweep", name]:
@@ -207,12 +222,8 @@ class _Handler(RequestHandler):
         with found.open("rb") as file:
             # Exactly as much as was announced: the log of a running job grows meanwhile.
             length = found.stat().st_size
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; charset=utf-8")
-            self.send_header("Content-Length", str(length))
-            for name, value in _HEADERS.items():
-                self.send_header(name, value)
-            self.end_headers()
+            headers = {**_HEADERS, "Content-Length": str(length)}
+            self.write(200, "text/plain; charset=utf-8", b"", headers)
             while length and (chunk := file.read(min(length, 1 << 20))):
                 self.wfile.write(chunk)
                 length -= len(chunk)
@@ -232,13 +243,12 @@ class _Handler(RequestHandler):
         match body:
             case {"run": str(name), "note": str(note), "labels": str(labels),
                   "edited_at": str(edited_at), **rest} if not rest:  # fmt: skip
-                run = self._run(name)
-                with self.server.editing:
-                    present = read_notes(run)
-                    if present.edited_at != edited_at:
-                        said = f"{present.by} changed it meanwhile; copy your text, reload the page"
-                        return 409, {"error": said}
-                    made = write_notes(run, note, labels.split(","))
+                try:
+                    made = write_notes(
+                        self._run(name), note, labels.split(","), expected_edited_at=edited_at
+                    )
+                except NotesChanged as change:
+                    return 409, {"error": str(change), "present": asdict(change.present)}
                 return 200, {"edited_at": made.edited_at}
         raise BadRequest("the body must have run, note, labels and edited_at, each a text")
 
@@ -253,8 +263,7 @@ class _Handler(RequestHandler):
         self._send(status, "text/html; charset=utf-8", page.encode())
 
     def _json(self, status: int, value: object) -> None:
-        content = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-        self._send(status, "application/json", content)
+        self._send(status, "application/json", encode_json(value))
 
     def _redirect(self, location: str) -> None:
         self.write(303, "text/plain", b"", {"Location": location, "Cache-Control": "no-store"})

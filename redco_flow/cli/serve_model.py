@@ -9,7 +9,14 @@ import sys
 import tempfile
 from typing import Any
 
-from redco_flow.cli.arguments import Verbs, add_checkpoint, add_workspace, workspace_path
+from redco_flow.cli.arguments import (
+    Verbs,
+    add_checkpoint,
+    add_workspace,
+    cannot_listen,
+    check_port,
+    workspace_path,
+)
 from redco_flow.cli.chat import add_model_options, end_of_log, model_request
 from redco_flow.errors import UsageError
 from redco_flow.tracking.artifacts import Artifact
@@ -69,7 +76,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _listening(options: argparse.Namespace) -> Any:
     """Return the server, before the model is loaded: a port that is taken is known at once."""
     from redco_flow.orchestrate.checkpoints.model_server import ModelServer
-    from redco_flow.orchestrate.http_server import LOOPBACK, cannot_listen, check_port
+    from redco_flow.orchestrate.http_server import LOOPBACK
 
     token = os.environ.get(TOKEN_VARIABLE, "")
     if options.host not in LOOPBACK and not token:

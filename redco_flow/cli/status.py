@@ -332,7 +332,8 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
     for key in ("labels", "note"):
         text = view.get(key) or ""
-        lines += [f"{key}: {text if isinstance(text, str) else ', '.join(text)}"] if text else []
+        text = text if isinstance(text, str) else ", ".join(text)
+        lines += [f"{key}: {text}".replace("\n", "\n    ")] if text else []
     if view.get("deleted"):
         lines.append(f"artifacts and work that no other run has, and logs: {view['deleted']}")
     # A failed run's message is its first failed stage's, which is in that stage's line, and a

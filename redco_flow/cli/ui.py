@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import sys
 import threading
 import urllib.parse
 
-from redco_flow.cli.arguments import Verbs, add_workspace, workspace_path
+from redco_flow.cli.arguments import (
+    Verbs,
+    add_workspace,
+    cannot_listen,
+    check_port,
+    workspace_path,
+)
 from redco_flow.errors import UsageError
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import find_run
+from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 PORT = 4280
@@ -20,7 +28,9 @@ PORT = 4280
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
     ui = verbs.add("ui", _ui)
-    ui.add_argument("run", nargs="?", metavar="RUN", help="link to this run's page; @last")
+    ui.add_argument(
+        "run", nargs="?", metavar="RUN", help="link to the page of this run or sweep; @last"
+    )
     ui.add_argument(
         "--port", type=int, metavar="N", help=f"port of the page; 0 takes a free one ({PORT})"
     )
@@ -51,8 +61,6 @@ def _ui(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.http_server import cannot_listen, check_port
-
     port = PORT if options.port is None else options.port
     check_port(port)
     workspace = Workspace(workspace_path(options).absolute())
@@ -61,18 +69,20 @@ def _serve(options: argparse.Namespace) -> int:
             f"{workspace.root} is no workspace: it has no directory `runs`. Name another one with "
             "--workspace, or start a run in it with `redco-flow run PIPELINE`."
         )
-    page = f"/run/{find_run(workspace, options.run).id}/" if options.run else "/"
+    page = _page_of(workspace, options.run) if options.run else "/"
     # Imported here: templates and tables, which the lines above need not wait for.
     from redco_flow.cli.runs_server import ADDRESS, RunsServer
 
     try:
         server = RunsServer(port, workspace)
     except OSError as error:
-        raise cannot_listen(ADDRESS, port, error) from error
+        if options.port is not None or error.errno != errno.EADDRINUSE:
+            raise cannot_listen(ADDRESS, port, error) from error
+        server = RunsServer(0, workspace)  # another page of this user, mostly
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
         # The first list of a large workspace is read while the link is opened.
-        threading.Thread(target=server.listing.read, daemon=True).start()
+        threading.Thread(target=server.listing.encoded, daemon=True).start()
         print(server.link(page), flush=True)
         sys.stderr.write(f"the runs of {workspace.root}; Ctrl-C ends the page\n")
         try:
@@ -80,6 +90,11 @@ def _serve(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             sys.stderr.write("ended\n")
     return 0
+
+
+def _page_of(workspace: Workspace, name: str) -> str:
+    sweep = find_sweep(workspace, name)
+    return f"/sweep/{sweep.id}" if sweep else f"/run/{find_run(workspace, name).id}/"
 
 
 def _prefect(options: argparse.Namespace) -> int:

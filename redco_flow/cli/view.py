@@ -6,7 +6,7 @@ One plain dict, the same for `--json`, the live table and quiet lines. Reads onl
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -118,16 +118,32 @@ LIVE_STATES = (State.PENDING, State.RUNNING)
 _START_GRACE_SECONDS = 60.0
 
 
-def read_run_view(run: RunDirectory) -> dict[str, Any]:
+def _recorded_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what `queued_stages` does, as far as the records say it: the cluster is not asked."""
+    found = {}
+    for name, entry in stages.items():
+        attempt = current_attempt(run, name) if entry["state"] in _LEFT_STATES else None
+        if attempt is not None and attempt.cause is None:
+            state = State.RUNNING if attempt.progress_path.exists() else State.PENDING
+            message = f"{state} by its records; `redco-flow status` asks the cluster"
+            entry = {**entry, "job_state": state, "message": message}
+        found[name] = entry
+    return found
+
+
+def read_run_view(run: RunDirectory, *, asks_cluster: bool = True) -> dict[str, Any]:
     """Return the run's state with each stage's progress and, of a finished one, its metrics.
 
     A run whose state says that it runs, but whose orchestrating process is gone, is
     INTERRUPTED: its jobs may live, and `resume` continues it. One whose jobs need no such process
     is PENDING while they wait in the cluster's queue and RUNNING while one of them runs. One
     whose own records are damaged is "damaged".
+
+    Args:
+        asks_cluster: False: the records alone say how far jobs without such a process are.
     """
     try:
-        return _view_of_state(run)
+        return _view_of_state(run, queued_stages if asks_cluster else _recorded_stages)
     except DamagedRecord as damage:
         return _view_of_damaged(run, damage)
 
@@ -193,14 +209,16 @@ def _view_of_damaged(run: RunDirectory, damage: DamagedRecord) -> dict[str, Any]
     }
 
 
-def _view_of_state(run: RunDirectory) -> dict[str, Any]:
+def _view_of_state(
+    run: RunDirectory, jobs_of: Callable[[RunDirectory, Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
     state = run.read_state()
     stages = state.get("stages", {})
     names = list(stages) or list(run.read_plan().get("stages", {}))
     shown, message = state["state"], state.get("message") or ""
     is_queued = False
     if shown == State.RUNNING and find_holder(run) is None and has_queued_jobs(run):
-        stages = queued_stages(run, stages)
+        stages = jobs_of(run, stages)
         going_on = {n: s for n, s in stages.items() if s.get("job_state") in LIVE_STATES}
         is_queued = bool(going_on)
         shown, message = _summarize(going_on)

@@ -9,8 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from redco_flow.errors import UsageError
-
 LOOPBACK = ("127.0.0.1", "localhost")
 _SECONDS_FOR_A_CLIENT = 60
 
@@ -71,12 +69,11 @@ class RequestHandler(BaseHTTPRequestHandler):
 
         Args:
             kind: its Content-Type.
-            headers: further ones.
+            headers: further ones; a Content-Length where the caller sends the content.
         """
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        for name, value in (headers or {}).items():
+        all_headers = {"Content-Type": kind, "Content-Length": str(len(content)), **(headers or {})}
+        for name, value in all_headers.items():
             self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
@@ -85,21 +82,3 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing for each request."""
-
-
-def check_port(port: int) -> None:
-    """Raise where a number is no port.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if not 0 <= port < 1 << 16:
-        raise UsageError(f"--port {port}: ports are 0 to 65535.")
-
-
-def cannot_listen(host: str, port: int, error: OSError) -> UsageError:
-    """Return the error of a server whose address is taken or not this machine's."""
-    return UsageError(
-        f"cannot listen at {host}, port {port} ({error.strerror or error}). "
-        "Give another --port, or 0 for a free one."
-    )

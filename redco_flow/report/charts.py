@@ -14,6 +14,7 @@ from typing import Any, Literal
 from redco_flow.report.numbers import number
 
 Point = tuple[float, float]
+Gap = tuple[float, None]
 XKind = Literal["linear", "date", "category"]
 
 NUM_COLOURS = 6  # of the page's palette
@@ -24,11 +25,11 @@ _SIGNIFICANT_DIGITS = 6
 _DASHES = ("solid", "longdash", "dash", "dot", "dashdot", "longdashdot")
 
 
-def keep_extremes(points: Sequence[Point], num_buckets: int) -> list[Point]:
+def keep_extremes(points: Sequence[Point | Gap], num_buckets: int) -> list[Point | Gap]:
     """Return at most `2 * num_buckets + 2` of the points, in order, or all if they are fewer.
 
     Args:
-        points: ascending by x.
+        points: ascending by x; gaps stay.
         num_buckets: stretches of x, at least 1; of each the lowest and the highest point stay,
             and of the whole the first and the last.
     """
@@ -39,7 +40,10 @@ def keep_extremes(points: Sequence[Point], num_buckets: int) -> list[Point]:
     kept = {0, len(points) - 1}
     bucket: list[int] = []
     current = 0
-    for index, (x, _) in enumerate(points):
+    for index, (x, y) in enumerate(points):
+        if y is None:
+            kept.add(index)
+            continue
         place = min(int((x - first) / width), num_buckets - 1)
         if place != current:
             kept |= _extremes(points, bucket)
@@ -49,12 +53,12 @@ def keep_extremes(points: Sequence[Point], num_buckets: int) -> list[Point]:
     return [points[index] for index in sorted(kept)]
 
 
-def _extremes(points: Sequence[Point], indices: Sequence[int]) -> set[int]:
+def _extremes(points: Sequence[Point | Gap], indices: Sequence[int]) -> set[int]:
     if not indices:
         return set()
     return {
-        min(indices, key=lambda index: points[index][1]),
-        max(indices, key=lambda index: points[index][1]),
+        min(indices, key=lambda index: points[index][1] or 0.0),
+        max(indices, key=lambda index: points[index][1] or 0.0),
     }
 
 
@@ -64,13 +68,14 @@ class Line:
 
     Args:
         label: its name in the legend.
-        points: (x, y), ascending by x, finite.
+        points: (x, y), ascending by x, finite; where y is None the line has a gap, which is never
+            the first or the last point.
         colour: from 1, of the page's palette; beyond the palette with another stroke.
         is_sparse: mark each point, for a line of few measurements.
     """
 
     label: str
-    points: Sequence[Point]
+    points: Sequence[Point | Gap]
     colour: int
     is_sparse: bool = False
 
@@ -107,8 +112,8 @@ class LineChart:
     def description(self) -> str:
         """The chart in a sentence, for readers who do not see it."""
         said = [
-            f"{line.label or self.y_label}: from {number(float(line.points[0][1]))} at "
-            f"{self.x_label} {number(line.points[0][0])} to {number(float(line.points[-1][1]))} at "
+            f"{line.label or self.y_label}: from {number(line.points[0][1])} at "
+            f"{self.x_label} {number(line.points[0][0])} to {number(line.points[-1][1])} at "
             f"{self.x_label} {number(line.points[-1][0])}"
             for line in self.lines
         ]
@@ -197,7 +202,7 @@ class Figure:
         """Whether a logarithmic y axis can show any of it."""
         if isinstance(self.chart, PointChart):
             return False
-        return any(y > 0 for line in self.chart.lines for _, y in line.points)
+        return any(y and y > 0 for line in self.chart.lines for _, y in line.points)
 
 
 def plotly_figure(chart: Chart) -> dict[str, Any]:
@@ -213,7 +218,7 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
 
 def _of_lines(chart: LineChart) -> dict[str, Any]:
     y_axis: dict[str, Any] = {"title": {"text": escape(chart.y_label)}, "hoverformat": ".5~g"}
-    values = [y for line in chart.lines for _, y in line.points]
+    values = [y for line in chart.lines for _, y in line.points if y is not None]
     if chart.may_be_log and min(values) > 0 and max(values) / min(values) >= _LOG_FROM_RATIO:
         y_axis["type"] = "log"
     if chart.from_zero:
@@ -240,7 +245,7 @@ def _line_trace(line: Line, chart: LineChart) -> dict[str, Any]:
         "type": "scatter",
         "name": escape(line.label or chart.y_label),
         "x": [x for x, _ in points],
-        "y": [_rounded(y) for _, y in points],
+        "y": [None if y is None else _rounded(y) for _, y in points],
         "mode": "lines+markers" if is_marked else "lines",
         "line": {"width": 1.8, "dash": _dash(line.colour) if len(chart.lines) > 1 else "solid"},
         "meta": {"colour": _of_palette(line.colour), "dense": _is_dense(line)},
@@ -286,7 +291,7 @@ def _point_trace(group: Group) -> dict[str, Any]:
     }
 
 
-def _drawn(line: Line) -> list[Point]:
+def _drawn(line: Line) -> list[Point | Gap]:
     return keep_extremes(line.points, _NUM_BUCKETS)
 
 

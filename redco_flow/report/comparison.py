@@ -132,7 +132,8 @@ def runs_table(
         *(["settings that differ"] if settings else []),
         *(["metrics"] if metrics else []),
     ]
-    return Table(", ".join(caption), header, rows, names, may_transpose=True)
+    links = {one.label: f"/run/{one.run.id}/" for one in runs}
+    return Table(", ".join(caption), header, rows, names, may_transpose=True, links=links)
 
 
 def _setting(run: ComparedRun, key: str) -> str:

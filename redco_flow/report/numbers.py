@@ -65,6 +65,15 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600}{THIN_SPACE}h {whole % 3600 // 60:02d}{THIN_SPACE}min"
 
 
+_MARKS = {"completed": "✓", "failed": "✗", "cancelled": "■", "stopped_early": "■",
+          "running": "▶", "skipped": "–"}  # fmt: skip
+
+
+def state_mark(state: str) -> str:
+    """A state as one character: ✓ for "completed"."""
+    return _MARKS.get(state, "…")
+
+
 def size(num_bytes: int) -> str:
     """1536 → "1.5 KiB"."""
     amount = float(num_bytes)
@@ -83,6 +92,11 @@ def moment(text: str | None) -> str:
     except ValueError:
         return text or "–"
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def short_moment(text: str | None) -> str:
+    """An ISO time of UTC as "2026-01-31 12:00"."""
+    return (text or "")[:16].replace("T", " ")
 
 
 def seconds_between(start: str | None, end: str | None) -> float | None:

@@ -37,11 +37,11 @@ from redco_flow.report.stage_graph import StageGraph, stage_graph
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
 from redco_flow.report.system import SystemSection, system_sections
 from redco_flow.report.training import TrainingSection, Units, overlay_trainings, view_training
-from redco_flow.report.training_history import read_history
+from redco_flow.report.training_history import History, Record, read_history
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.attempt import State
+from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records
-from redco_flow.tracking.goodput import find_goodput
+from redco_flow.tracking.goodput import TimeParts, find_goodput
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import unless_damaged
@@ -258,6 +258,8 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
     none: dict[str, StageFacts] = {}
     stages = attempt("The stages", lambda: read_stages(run, workspace, remarks.append), none)
     each = list(stages.values())
+    none_logged: dict[str, History] = {}
+    histories = attempt("What was logged", lambda: read_histories(each), none_logged)
     none_damaged: list[DamagedRecord] = []
     damaged = attempt("The records", lambda: find_damaged_records(run), none_damaged)
     remarks += [str(one) for one in damaged]
@@ -269,8 +271,8 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         confusions=attempt("The confusions", lambda: confusions(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
-        overlaid=attempt("Losses of all trainings", lambda: read_overlaid(each), []),
-        trainings=attempt("The training", lambda: read_trainings(run, each), []),
+        overlaid=attempt("Losses of all trainings", lambda: overlaid_losses(histories), []),
+        trainings=attempt("The training", lambda: trainings_of(run, each, histories), []),
         system=attempt("What the jobs used", lambda: system_sections(each), []),
         rows=attempt("Skipped rows", lambda: list(row_tables(each, store)), []),
         curated=attempt("What was left out", lambda: list(curation_sets(each, store)), []),
@@ -286,35 +288,60 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
     )
 
 
-def read_overlaid(stages: Iterable[StageFacts]) -> list[Figure]:
+def read_histories(
+    stages: Iterable[StageFacts],
+    read: Callable[[AttemptDirectory], Iterable[Record]] = AttemptDirectory.read_metrics,
+) -> dict[str, History]:
+    """Return what each stage logged as it went; empty histories of those that logged nothing.
+
+    Args:
+        read: as of `read_history`.
+    """
+    return {stage.name: read_history(logging_attempts(stage)[0], read) for stage in stages}
+
+
+def overlaid_losses(histories: Mapping[str, History]) -> list[Figure]:
     """Return the chart of the losses of all trainings, where there are several."""
-    histories = {stage.name: read_history(logging_attempts(stage)[0]) for stage in stages}
     return list(overlay_trainings({name: one for name, one in histories.items() if one.logged}))
 
 
-def read_trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[TrainingSection]:
+def trainings_of(
+    run: RunDirectory,
+    stages: Iterable[StageFacts],
+    histories: Mapping[str, History],
+    goodput_of: Callable[[RunDirectory, str], TimeParts | None] = find_goodput,
+) -> list[TrainingSection]:
     """Return what the page shows of each stage that logged something as it went."""
     found = []
     for stage in stages:
         attempts, source = logging_attempts(stage)
-        history = read_history(attempts)
+        history = histories[stage.name]
         # An evaluation's own record is no training.
         if not history.logged and not history.remarks:
             continue
         units = Units(_LOSS_UNITS.get(stage.recipe, ""), _COUNTED.get(stage.recipe, "examples"))
-        goodput = find_goodput(run, stage.name) if stage.attempts else None
         progress = unless_damaged(attempts[-1].read_progress) if attempts else None
         section = view_training(
             stage.name,
             history,
             units,
             source=source,
-            goodput=goodput,
+            goodput=goodput_of(run, stage.name) if stage.attempts else None,
             parameters=str((progress or {}).get("parameters") or ""),
             warning=str((progress or {}).get("warning") or ""),
         )
         found.append(section)
     return found
+
+
+def figures_of(
+    overlaid: Iterable[Figure],
+    trainings: Iterable[TrainingSection],
+    system: Iterable[SystemSection],
+) -> list[Figure]:
+    """Return a page's charts in its order."""
+    of_trainings = (figure for one in trainings for figure in one.figures)
+    return [*overlaid, *of_trainings, *(figure for one in system for figure in one.figures)]
 
 
 def build_report(
@@ -344,6 +371,6 @@ def render_page(page: Page, served: Mapping[str, Any] | None = None) -> str:
     Args:
         served: as of `rendering.render`: the run's notes, and whether a Prefect server runs.
     """
-    drawn = [one.figures for one in page.trainings] + [one.figures for one in page.system]
-    has_charts = served is not None or any(drawn)
+    drawn = figures_of(page.overlaid, page.trainings, page.system)
+    has_charts = served is not None or bool(drawn)
     return render("page.html.jinja", page.run, served, page=page, has_charts=has_charts)

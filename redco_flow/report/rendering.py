@@ -46,6 +46,12 @@ def render(template: str, name: str, served: Mapping[str, Any] | None = None, **
     return _NO_TEXT.sub("\ufffd", html)
 
 
+def render_table(table: Any) -> str:
+    """Return a table of `runs_page` as HTML for a page that is served."""
+    pieces: Any = _environment().get_template("pieces.html.jinja").make_module({"served": {}})
+    return str(pieces.table(table))
+
+
 @cache
 def _environment() -> Environment:
     """Templates are compiled once in a process."""
@@ -61,6 +67,7 @@ def _environment() -> Environment:
         score=numbers.score,
         moment=numbers.moment,
         duration=numbers.duration,
+        state_mark=numbers.state_mark,
     )
     environment.globals.update(script=asset, digest=_digest)
     compact = {"separators": (",", ":"), "allow_nan": False}

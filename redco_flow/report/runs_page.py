@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Table:
         rows: as wide as the header.
         names: headers that are names of the user's, such as metrics.
         may_transpose: whether rows and columns may be exchanged to fit page or terminal.
+        links: of a page that is served, from a cell's text to the page that it is about.
     """
 
     caption: str
@@ -63,6 +64,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     names: Collection[str] = ()
     may_transpose: bool = False
+    links: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def readable(self) -> Table:
@@ -79,7 +81,7 @@ class Table:
             for index, name in enumerate(self.header[1:], 1)
         ]
         labels = [row[0].text for row in self.rows]
-        return Table(self.caption, [self.header[0], *labels], rows, labels)
+        return Table(self.caption, [self.header[0], *labels], rows, labels, links=self.links)
 
     def compact(self) -> Table:
         """Return it without columns in which every cell is empty."""

@@ -93,7 +93,8 @@ _PARALLEL = "Each line is one point; each axis runs from its lowest value to its
 def _stopped_tables(stopped: Sequence[ComparedRun]) -> Iterator[Table]:
     if stopped:
         rows = [[Cell(one.label), Cell(one.message)] for one in stopped]
-        yield Table("Points that were stopped early", ["point", "reason"], rows)
+        links = {one.label: f"/run/{one.run.id}/" for one in stopped}
+        yield Table("Points that were stopped early", ["point", "reason"], rows, links=links)
 
 
 def _varied(points: Sequence[SweptRun]) -> list[str]:

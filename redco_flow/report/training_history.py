@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,18 +69,22 @@ class History:
         self.evaluations = [record for record in self.evaluations if record["step"] <= step]
 
 
-def read_history(attempts: Sequence[AttemptDirectory]) -> History:
+def read_history(
+    attempts: Sequence[AttemptDirectory],
+    read: Callable[[AttemptDirectory], Iterable[Record]] = AttemptDirectory.read_metrics,
+) -> History:
     """Return the records of a stage's attempts.
 
     Args:
         attempts: first to last; those that computed something else than the last one (the code
             was changed in between) are left out.
+        read: returns an attempt's records.
     """
     history = History()
     fingerprints = [_fingerprint(attempt) for attempt in attempts]
     for attempt, fingerprint in zip(attempts, fingerprints, strict=True):
         if fingerprint == fingerprints[-1]:
-            _add(history, attempt)
+            _add(history, attempt, *_read(attempt, read))
     return history
 
 
@@ -94,9 +98,8 @@ def num_not_finite(records: Iterable[Record], key: str) -> int:
     return sum(key in record and not _is_number(record[key]) for record in records)
 
 
-def _add(history: History, attempt: AttemptDirectory) -> None:
+def _add(history: History, attempt: AttemptDirectory, records: list[Record], remark: str) -> None:
     """Append an attempt's records from the step where it began."""
-    records, remark = _read(attempt)
     if remark:
         history.remarks.append(remark)
     for index, of_one_start in enumerate(_split_at_starts(records)):
@@ -128,11 +131,13 @@ def _add_start(history: History, records: list[Record], attempt: int, *, is_requ
     history.evaluations = _ascending([*history.evaluations, *scored])
 
 
-def _read(attempt: AttemptDirectory) -> tuple[list[Record], str]:
+def _read(
+    attempt: AttemptDirectory, read: Callable[[AttemptDirectory], Iterable[Record]]
+) -> tuple[list[Record], str]:
     """An attempt's records that have a step; and a remark if the file is damaged."""
     records: list[Record] = []
     try:
-        for record in attempt.read_metrics():
+        for record in read(attempt):
             if isinstance(record, dict) and _is_number(record.get("step")):
                 records.append(record)
     except (ValueError, OSError) as error:

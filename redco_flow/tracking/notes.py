@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from unicodedata import category
 
 from redco_flow.errors import UsageError
 from redco_flow.records import write_json
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record
 from redco_flow.tracking.workspace import user_name
 
 RECORD = "notes.json"
+_LOCK = ".notes.lock"
 _MAX_NOTE, _MAX_LABEL, _MAX_LABELS = 4000, 40, 20  # characters, characters, labels
 
 
@@ -42,16 +45,33 @@ def read_notes(run: RunDirectory) -> RunNotes:
     return find_record(run.path / RECORD, RunNotes, remedy=remedy) or RunNotes()
 
 
+class NotesChanged(UsageError):
+    """Another edit was saved since the notes were read; `present` has it."""
+
+    def __init__(self, present: RunNotes) -> None:
+        super().__init__(f"{present.by} changed the note or the labels meanwhile.")
+        self.present = present
+
+
 def write_notes(
-    run: RunDirectory, note: str, labels: Sequence[str], *, clock: Clock = utc_now
+    run: RunDirectory,
+    note: str,
+    labels: Sequence[str],
+    *,
+    expected_edited_at: str | None = None,
+    clock: Clock = utc_now,
 ) -> RunNotes:
     """Replace a run's note and labels; return the new record.
 
     Args:
         labels: spaces around them, empty ones and repeated ones are left out.
+        expected_edited_at: of the notes that are replaced; None replaces any.
 
     Raises:
-        UsageError: the note or a label is too long, or a label has a comma or control characters.
+        UsageError: the note or a label is too long or has control characters, or a label has a
+            comma.
+        NotesChanged: the present notes are others than expected.
+        DamagedRecord: the present record is damaged.
         OSError: the disk is full or read-only; names the path.
     """
     shown = [label for label in dict.fromkeys(map(str.strip, labels)) if label]
@@ -63,8 +83,17 @@ def write_notes(
         )
     if len(shown) > _MAX_LABELS:
         raise UsageError(f"{len(shown)} labels: a run has at most {_MAX_LABELS}.")
+    note = note.replace("\r\n", "\n").strip()
     if len(note) > _MAX_NOTE:
         raise UsageError(f"the note has {len(note):,} characters; at most {_MAX_NOTE:,} are kept.")
-    made = RunNotes(note.strip(), shown, clock(), user_name())
-    write_json(run.path / RECORD, asdict(made))
+    # Control characters and halves of a character.
+    if found := [one for one in note if category(one) in ("Cc", "Cs") and one not in "\n\t"]:
+        raise UsageError(f"the note has the control character {found[0]!r}; leave it out.")
+    with exclusive(run.path / _LOCK) as held:
+        present = read_notes(run)
+        if expected_edited_at not in (None, present.edited_at):
+            raise NotesChanged(present)
+        held.check()
+        made = RunNotes(note, shown, clock(), user_name())
+        write_json(run.path / RECORD, asdict(made))
     return made

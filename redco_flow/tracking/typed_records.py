@@ -72,11 +72,23 @@ def read_record_lines(path: Path, shape: type[_T]) -> Iterator[_T]:
         FileNotFoundError: there is no such file.
         DamagedRecord: a line is no record of this shape; names file and line.
     """
+    return (record for _, record in read_appended_lines(path, shape, 0))
+
+
+def read_appended_lines(path: Path, shape: type[_T], begin: int) -> Iterator[tuple[int, _T]]:
+    """Yield as `read_record_lines` the records from a byte on, each with where the next begins.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedRecord: a line is no record of this shape; names file and line.
+    """
     try:
-        for number, line in enumerate(io.BytesIO(read_bytes(path)), 1):
+        where = f"{path}, after byte {begin}, line " if begin else f"{path}:"
+        for number, line in enumerate(io.BytesIO(read_bytes(path, begin)), 1):
             if not line.endswith(b"\n"):
                 return
-            yield _parse(line, shape, f"{path}:{number}", "")
+            begin += len(line)
+            yield begin, _parse(line, shape, f"{where}{number}", "")
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -79,7 +79,9 @@ class Served:
         return answer
 
     def rows(self):
-        return {row["run"]: row for row in json.loads(self.ask("/api/runs").content)["runs"]}
+        return {
+            row["run"]: row for row in json.loads(self.ask("/api/runs?fresh=1").content)["runs"]
+        }
 
     def end(self, number=signal.SIGTERM):
         self.process.send_signal(number)

@@ -37,7 +37,8 @@ def test_each_quantity_that_was_sampled_has_a_chart_over_all_attempts(sampled):
         one.title: [(line.label, list(line.points)) for line in one.chart.lines]
         for one in section.figures
     }
-    assert lines["CPU"] == [("", [(0.0, 1.5), (0.5, 1.5), (1.0, 1.5), (1.5, 1.5)])]
+    # No line from one attempt to the next.
+    assert lines["CPU"] == [("", [(0.0, 1.5), (0.5, 1.5), (1.0, None), (1.0, 1.5), (1.5, 1.5)])]
     assert lines["Memory"][0][1][0] == (0.0, 3.0)
     assert lines["Disk"][0][1][0] == (0.0, 5.0)
     assert lines["GPU utilization"] == [

@@ -6,6 +6,7 @@
   const schemes = [paper, matchMedia("(prefers-color-scheme: dark)")];
   const PAPER_WIDTH = { wide: 680, half: 330 };
   const states = new Map();
+  const searches = new WeakSet();
 
   const colour = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -15,6 +16,7 @@
     let sum = 0;
     let norm = 0;
     return values.map((value) => {
+      if (value === null) return null; // a gap
       sum = weight * sum + (1 - weight) * value;
       norm = weight * norm + (1 - weight);
       return sum / norm;
@@ -116,6 +118,8 @@
 
   // Samples beyond the first ones are shown on demand, or where what is searched for stands in them.
   function addSearch(search) {
+    if (searches.has(search)) return;
+    searches.add(search);
     const controls = search.closest(".controls");
     const list = controls.nextElementSibling;
     const all = controls.querySelector("input.all");
