@@ -7,6 +7,7 @@ that a list of thousands costs four looks at each run. Nothing is written, no cl
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import defaultdict
@@ -192,7 +193,8 @@ def _read_row(run: RunDirectory) -> Row | None:
     """A run's row by its own records; None where it was deleted meanwhile."""
     row: Row = {
         "run": run.id, "pipeline": run.id.rpartition("-")[0], "sequence": -1, "sweep": "",
-        "state": "damaged", "message": "", "progress": "", "queued": False, "metrics": {},
+        "state": "damaged", "message": "", "progress": "", "queued": False,
+        "metrics": {}, "scores": {}, "created": "",
         "tags": [], "overrides": [], "profile": "", "user": "", "created_at": "",
         "started_at": None, "seconds": None, "damage": "", "is_deleted": False,
         "note": "", "labels": [], "edited_at": "",
@@ -205,7 +207,7 @@ def _read_row(run: RunDirectory) -> Row | None:
             damaged.append(str(damage))
     if damaged and not run.path.exists():
         return None
-    row["damage"] = " ".join(damaged)
+    row["damage"], row["created"] = " ".join(damaged), short_moment(row["created_at"])
     return _with_texts(row | {"is_deleted": find_run_deletion(run) is not None})
 
 
@@ -217,12 +219,15 @@ def _of_record(run: RunDirectory) -> Row:
 def _of_state(run: RunDirectory) -> Row:
     state = run.read_state()
     started, ended = state.get("started_at"), state.get("ended_at")
+    metrics = read_metrics(state["stages"])
     return {
         "state": state["state"],
         "message": (state.get("message") or "").partition("\n")[0],
         "started_at": started,
         "seconds": seconds_between(started, ended) if ended else None,
-        "metrics": read_metrics(state["stages"]),
+        "scores": {name: score(value) for name, value in metrics.items()},
+        # JSON has neither NaN nor infinity, which a record that was edited by hand may have.
+        "metrics": {name: one for name, one in metrics.items() if math.isfinite(one or 0.0)},
     }
 
 
@@ -232,13 +237,8 @@ def _of_notes(run: RunDirectory) -> Row:
 
 
 def _with_texts(row: Row) -> Row:
-    """A row with its values as a report shows them."""
-    return row | {
-        "mark": state_mark(row["state"]),
-        "took": duration(row["seconds"]),
-        "created": short_moment(row["created_at"]),
-        "scores": {name: score(value) for name, value in row["metrics"].items()},
-    }
+    """A row with what changes while it runs as a report shows it."""
+    return row | {"mark": state_mark(row["state"]), "took": duration(row["seconds"])}
 
 
 def _read_schedule(directory: ScheduleDirectory) -> list[Cell]:

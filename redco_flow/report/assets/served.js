@@ -240,7 +240,7 @@
       const remarks = [row.damage, row.is_deleted ? "artifacts deleted" : "", progress].filter(Boolean).join("; ");
       return [
         make("td", {}, box(`compare ${row.run}`, ticked.has(row.run), (change) => ticked[change](row.run))),
-        make("th", { scope: "row" }, make("a", { class: "id", href: `/run/${encodeURIComponent(row.run)}/` }, row.run), details),
+        make("th", { scope: "row" }, make("a", { class: "id", title: row.run, href: `/run/${encodeURIComponent(row.run)}/` }, row.run), details),
         make("td", {}, badge(row), ...(remarks ? [make("small", { class: "cut", title: remarks }, remarks)] : [])),
         ...names.map((name) => make("td", { class: "num" }, row.scores.get(name) ?? "–")),
         make("td", { class: "num" }, row.took),
