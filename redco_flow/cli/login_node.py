@@ -225,7 +225,8 @@ async def _submit(
         try:
             place = await _ship(session, submission)
         except ClusterUnreachable as error:
-            raise ClusterUnreachable(f"{error}{'' if left else ' No run was started.'}") from error
+            said = "" if left else " No run was started."
+            raise ClusterUnreachable(f"{str(error).rstrip('.')}.{said}") from error
         submission.write_note()
         words = [*submission.words, *_workspace(session), "--run-id", run_id, "--detach", "--json"]
         code, output, errors = await session.call(words, place)

@@ -269,8 +269,8 @@ def _resume(options: argparse.Namespace) -> int:
         resume_sweep(sweep)
         return attend_sweep(sweep, options)
     run = _find(options)
-    _note_submitted_code(run)
     resume_run(run)
+    _note_submitted_code(run)
     return _attend(run, options)
 
 
@@ -278,8 +278,8 @@ def _retry(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.start import retry_run
 
     run = _find(options)
-    _note_submitted_code(run)
     retry_run(run, only_failed=options.failed)
+    _note_submitted_code(run)
     return _attend(run, options)
 
 

@@ -113,8 +113,8 @@ class HostConnection:
         elif found["changed"]:
             raise HostRefused(
                 f"the code on {self.label} is not what was shipped: {_some(found['changed'])} in "
-                f"{self._code} (SHA-256 differs). Nothing ran. Delete that folder there, and it "
-                f"is uploaded again."
+                f"{self._code} (SHA-256 differs). Nothing ran. Delete that folder there once no "
+                f"job uses it, and it is uploaded again; code with any change gets its own folder."
             )
         self._is_ready = True
 
