@@ -116,7 +116,14 @@ async def _read(node: LoginNode, words: list[str], options: argparse.Namespace) 
 
 async def _fetch_page(session: LoginSession, page: str, given: Path | None) -> Path:
     """Copy a page here; return its path."""
-    target = given or Path(f"{Path(page).parent.name}-{Path(page).name}")
+    run = Path(page).parent.name
+    target = given or Path(f"{run}-{Path(page).name}")
+    if target.is_dir() or not target.parent.is_dir():
+        raise UsageError(f"--html {target}: name a file in a folder that exists.")
+    if target.exists() and run not in target.read_text(errors="replace"):
+        raise UsageError(
+            f"{target} exists and is not a report of {run}: name another file, by --html."
+        )
     arriving = target.with_name(f".{target.name}.arriving")
     arriving.unlink(missing_ok=True)
     await session.get(page, arriving)

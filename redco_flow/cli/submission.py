@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.hosts.code_snapshot import LEFT_OUT, CodeSnapshot, Source, take_user_snapshot
+from redco_flow.local_paths import is_file
 from redco_flow.orchestrate.prefect.server import home_directory
 from redco_flow.orchestrate.run.ingredients import SUBMITTED_CODE, CodeState, is_secret_file
 from redco_flow.records import (
@@ -25,6 +27,7 @@ from redco_flow.records import (
     read_json_if_present,
     write_json,
 )
+from redco_flow.spec.document import leaves
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import PipelineFile, check_for_elsewhere
 from redco_flow.spec.overrides import PROFILE_PREFIX, for_pipeline, for_profile
@@ -103,7 +106,8 @@ def prepare(
     _refuse_what_stays_here(options)
     profile = load_profile(options.profile, options.overrides, is_elsewhere=True)
     path = find_file("pipelines", options.file)
-    name = check_for_elsewhere(PipelineFile.read(path), options.overrides, profile)
+    pipeline = PipelineFile.read(path)
+    name = check_for_elsewhere(pipeline, options.overrides, profile)
     file = _name_there("pipelines", path)
     profile_file, profile_word = _profile_file(options.profile)
     code = CodeState.read(Path.cwd())
@@ -117,6 +121,7 @@ def prepare(
     if left_out:
         names = ", ".join(map(str, left_out))
         sys.stderr.write(f"not sent, as they may hold secrets: {names}\n")
+    _name_unsent_data(pipeline, {one.partition("/")[2] for one in snapshot.files})
     there = [words[0], *(file if word == options.file else word for word in words[1:])]
     there += ["-p", profile_word]
     there += [word for one in _settings_there(options.overrides) for word in ("--set", one)]
@@ -126,6 +131,16 @@ def prepare(
     left = _take_over(folder, key) if words[0] == "run" and not options.dry_run else {}
     run_id = left.get("run") or given or new_run_id(name)
     return Submission(there, snapshot, own, run_id, folder / f"{run_id}.json", key, left)
+
+
+def _name_unsent_data(pipeline: PipelineFile, sent: Container[str]) -> None:
+    """Print which relative paths of the pipeline are files here that are not sent."""
+    document = pipeline.document
+    for value in filter(None, map(document.get, leaves(document.values))):
+        for text in value if isinstance(value, list) else [value]:
+            is_own = isinstance(text, str) and not Path(text).is_absolute() and is_file(text)
+            if is_own and Path(text).as_posix() not in sent:
+                sys.stderr.write(f"not sent: {text}; --send {shlex.quote(text)} takes it along\n")
 
 
 def notes_folder() -> Path:

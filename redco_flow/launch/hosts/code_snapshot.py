@@ -76,7 +76,7 @@ class CodeSnapshot:
             OSError: the disk is full or read-only.
             UsageError: a file changed since the snapshot was taken.
         """
-        with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=3) as file:
+        with gzip.open(target, "wb", compresslevel=3) as file:
             with tarfile.open(fileobj=file, mode="w") as archive:
                 _add(archive, MANIFEST, self.manifest)
                 for name, source in self.files.items():

@@ -44,7 +44,8 @@ def about_key(host: SshTarget, known: Path, reason: str) -> str:
     return (
         f"the host key of {host.label} is not known ({reason}): add it with `{scan}` after "
         f"comparing it with what the machine itself shows (ssh-keygen -lf "
-        f"/etc/ssh/ssh_host_ed25519_key.pub)."
+        f"/etc/ssh/ssh_host_ed25519_key.pub). If it is an alias of ~/.ssh/config, "
+        f"`ssh {host.address}` once asks instead."
     )
 
 
