@@ -7,7 +7,10 @@ from tiny_stages.calls import make_attempt, wait_until
 from redco_flow.cli.view import read_run_view
 from redco_flow.launch.call import JobResources
 from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.orchestrate.run.state import StateStore
+from redco_flow.orchestrate.run.stopping import StopRequest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -169,6 +172,33 @@ def test_cancelling_ends_the_job_and_what_had_not_begun(runs, slurm, held, launc
     assert list(driven.states().values()) == ["completed", "cancelled", "cancelled"]
     wait_until(lambda: causes(run) == ["completed", "cancelled", "cancelled"])
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), 300)
+
+
+def test_a_run_that_ends_before_its_group_ends_the_job(runs, slurm, held):
+    """A flow of the user's that leaves the later stages out; so does an error between two."""
+    run = runs.write(GROUPED, held)
+    session = open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)
+    session.run_stage("preprocess", print)
+    wait_until(lambda: phase_of(run, "train") == "waiting")
+
+    assert session.conclude().state == "failed"
+
+    assert causes(run) == ["completed", "cancelled", "cancelled"]
+    slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), 300)
+
+
+def test_another_run_of_the_same_stages_waits_without_a_job(runs, slurm, held, gate, executions):
+    runs.profile["max_parallel_stages"] = 1
+    first = InProcess(runs.write(GROUPED, [*held, f"preprocess.gate={gate}"]))
+    wait_until(lambda: phase_of(first.run, "preprocess") == "waiting")
+    second = InProcess(runs.write(GROUPED, [*held, f"preprocess.gate={gate}"]))
+    gate.touch()
+
+    assert first.end().state == "completed", first.said
+    assert second.end().message == "3 stages completed, 3 of them reused"
+
+    assert [second.run.latest_attempt(stage) for stage in STAGES] == [None] * 3
+    assert executed(executions) == ["preprocess", "train"]
 
 
 def test_each_stage_has_its_own_ranks_in_the_job_of_the_largest(slurm, workspace, new_executor):

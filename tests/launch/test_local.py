@@ -62,7 +62,7 @@ def test_what_a_job_uses_is_sampled_while_it_runs(submit, folder):
     assert job.state == "COMPLETED"
     assert list(processes_of(job.attempt.path)) == []
     [sample, *_] = job.attempt.read_system_metrics()
-    assert 0.02 < sample["cpu_cores"] <= os.cpu_count()
+    assert 0.02 < sample["cpu_cores"] < 1.0
     assert 300 << 20 < sample["memory_bytes"] < 1 << 30
     assert sample["disk_free_bytes"] > 0
     assert len(sample["gpus"]) == count_local_gpus({})

@@ -379,7 +379,10 @@ class SlurmJob(CallJob):
         self._record.pop("waiting", None)
         self._resubmission = None
         self._vanishing = None
-        write_json(self.attempt.job_path, self._record)
+        for one in (*self._later, self.attempt):
+            record = {**self._record, "attempt": str(one.path)}
+            if one is self.attempt or (one.read_job() or {}).get("job_id") == "":
+                write_json(one.job_path, record)
 
     def _find(self, view: QueueView | None = None) -> bool:
         """Learn the job's id from the job itself, or from Slurm by its name."""

@@ -118,13 +118,23 @@ def write_rest(
     return found
 
 
+def next_in_job(
+    context: RunContext, attempts: StageAttempts, stage: str
+) -> AttemptDirectory | None:
+    """Return the attempt that the job of a completed stage runs after it, if there is one."""
+    rest = rest_of_group(context.pipeline, context.profile, context.plan, stage)
+    attempt = attempts.current.get(rest[0]) if rest else None
+    return attempt if attempt is not None and attempt.read_exit() is None else None
+
+
 def note_rest(
-    context: RunContext, attempt: AttemptDirectory, rest: Collection[AttemptDirectory], job_id: str
+    context: RunContext, attempt: AttemptDirectory, rest: Collection[AttemptDirectory]
 ) -> None:
     """Write into the run's state that the stages wait for their turn in the attempt's job."""
-    before = attempt.stage
+    before, job_id = attempt.stage, (attempt.read_job() or {}).get("job_id")
     for one in rest:
-        text = f"job {job_id} runs it after {before}"
-        fields = {"attempt": one.number, "job_id": job_id, "message": text}
+        job = f"job {job_id}" if job_id else f"the job of {attempt.stage}, not submitted yet,"
+        fields = {"attempt": one.number, "message": f"{job} runs it after {before}"}
+        fields |= {"job_id": job_id} if job_id else {}
         context.state_store.set_stage(one.stage, State.WAITING, event="job_submitted", **fields)
         before = one.stage
