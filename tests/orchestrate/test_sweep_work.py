@@ -63,8 +63,8 @@ def test_what_is_published_is_not_submitted(jobs, runs):
 
     assert jobs(TWO_STAGES, *rates(1.0, 2.0, 3.0)) == ["train: 2 jobs"]
     assert jobs(grouped, *rates(1.0, 2.0), ["preprocess.count=4"]) == [
-        "train: 1 job",
         "preprocess, train: 1 job",
+        "train: 1 job",
     ]
 
 

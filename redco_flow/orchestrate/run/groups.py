@@ -111,7 +111,8 @@ def write_rest(
         if earlier is not None:
             end_attempt(earlier, f"stage {attempt.stage}, before it in the same job, runs again")
         waits_for = attempts.open_upstream(name)
-        assert waits_for  # at least the stage before it in the group
+        if not waits_for:  # it begins a job of its own
+            break
         stage = context.pipeline.stages[name]
         found.append(write_attempt_ahead(context, stage, attempts.made, waits_for))
         attempts.current[name] = found[-1]
