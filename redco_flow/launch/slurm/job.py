@@ -470,10 +470,11 @@ class SlurmJob(CallJob):
         return status
 
     def _job_log_end(self) -> str:
-        with contextlib.suppress(OSError):
-            text = read_log_end(self._first.path / JOB_LOG, _LOG_END_BYTES)
-            return redact_text(text, secret_values(os.environ)).strip()
-        return ""
+        texts = []
+        for path in dict.fromkeys([self._first.path, self.attempt.path]):
+            with contextlib.suppress(OSError):
+                texts.append(read_log_end(path / JOB_LOG, _LOG_END_BYTES))
+        return redact_text("\n".join(texts), secret_values(os.environ)).strip()
 
 
 def _modified_at(path: Path) -> float | None:

@@ -172,7 +172,7 @@ class StageAttempts:
             try:
                 if not self.is_of_another_run(attempt):
                     end_attempt(attempt, why)
-            except ClusterUnreachable as error:
+            except (RedcoFlowError, OSError) as error:  # the run ends all the same
                 fields = {"attempt": attempt.number, "message": str(error)}
                 state_store.note("job_not_cancelled", stage=stage, **fields)
 
