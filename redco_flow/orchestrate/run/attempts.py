@@ -67,6 +67,7 @@ class StageAttempts:
         self.current: dict[str, AttemptDirectory] = {}
         self.judged: set[AttemptDirectory] = set()  # their jobs have ended without a result
         self.have_slots: set[str] = set()  # stages
+        self.handed_over: set[str] = set()  # those that no thread follows yet
         self._claims: dict[str, HeldLock] = {}
         self._found_again: set[AttemptDirectory] = set()
         self._context = context
@@ -154,9 +155,23 @@ class StageAttempts:
         """Give up the stage's claim and its slot."""
         if (claim := self._claims.pop(stage, None)) is not None:
             claim.release()
-        if stage in self.have_slots:
-            self.have_slots.discard(stage)
+        with suppress(KeyError):
+            self.have_slots.remove(stage)
             self._context.slots.release()
+
+    def hand_over_slot(self, stage: str, to: str) -> None:
+        """Leave a stage's slot to the stage that its job runs next."""
+        if stage in self.have_slots:
+            self.have_slots.remove(stage)
+            self.have_slots.add(to)
+            self.handed_over.add(to)
+
+    def release_ended(self) -> None:
+        """Free slots of stages that have ended in their jobs and that no flow may ever start."""
+        for stage in tuple(self.handed_over):
+            if self.current[stage].read_exit() is not None:
+                self.handed_over.discard(stage)
+                self.release(stage)
 
     def end_open(self, why: str) -> None:
         """End the jobs of stages that have not completed: the run ends, and nothing follows them.

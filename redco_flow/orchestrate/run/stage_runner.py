@@ -190,6 +190,7 @@ class StageRunner:
         """Follow one attempt; None where there is to be another one."""
         from redco_flow.launch.executor import make_executor, reattach
 
+        self._attempts.handed_over.discard(self._stage.name)
         record = attempt.read_job() or {}
         job = self._chain.job_of(attempt) if self._chain is not None else reattach(record)
         if self._attempts.is_of_another_run(attempt):
@@ -297,9 +298,7 @@ class StageRunner:
         if after is None or self._chain is not None:
             return
         self._attempts.claim(after)
-        if self._stage.name in self._attempts.have_slots:
-            self._attempts.have_slots.remove(self._stage.name)
-            self._attempts.have_slots.add(after.stage)
+        self._attempts.hand_over_slot(self._stage.name, after.stage)
 
     def _is_forced(self) -> bool:
         """Whether the stage must run although its result stands, and has not run since."""
@@ -319,6 +318,7 @@ class StageRunner:
     def _slot(self) -> Iterator[None]:
         """Hold one of the profile's `max_parallel_stages`."""
         while not self._context.slots.acquire(blocking=False):
+            self._attempts.release_ended()
             self._wait("a free slot (max_parallel_stages)")
         self._attempts.have_slots.add(self._stage.name)
         try:
