@@ -43,11 +43,11 @@ def register(verbs: Verbs) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checks.doctor import examine
-    from redco_flow.spec.profile import load_profile
+    from redco_flow.spec.profile import load_own_profile
 
     note_replaced(cluster_profiles=options.profile)
     findings = []
-    for finding in examine(load_profile(options.profile)):
+    for finding in examine(load_own_profile(options.profile)):
         findings.append(finding)
         if not options.json:
             print(f"{'ok  ' if finding.is_good else 'FAIL'}  {finding.check}: {finding.detail}")
@@ -61,10 +61,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _clean(options: argparse.Namespace) -> int:
     from redco_flow.launch.executor import make_executor
-    from redco_flow.spec.profile import load_profile
+    from redco_flow.spec.profile import load_own_profile
 
     note_replaced(cluster_profiles=options.profile)
-    executor = make_executor(load_profile(options.profile), os.environ)
+    executor = make_executor(load_own_profile(options.profile), os.environ)
     hosts = executor.clean(dry_run=options.dry_run)
     if options.json:
         print(json.dumps(hosts))
@@ -120,7 +120,7 @@ def _profile(options: argparse.Namespace) -> int:
     from redco_flow.spec.profile import load_profile
 
     note_replaced(cluster_profiles=options.profile)
-    settings = load_profile(options.profile).model_dump(mode="json")
+    settings = load_profile(options.profile, is_elsewhere=True).model_dump(mode="json")
     if options.json:
         print(json.dumps(settings))
         return 0

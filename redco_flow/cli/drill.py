@@ -36,9 +36,9 @@ def register(verbs: Verbs) -> None:
 def _drill(options: argparse.Namespace) -> int:
     from redco_flow.launch.faults import FAULTS
     from redco_flow.orchestrate.checks.drill import drill
-    from redco_flow.spec.profile import load_profile
+    from redco_flow.spec.profile import load_own_profile
 
-    profile = load_profile(options.profile)
+    profile = load_own_profile(options.profile)
     directory = Path(profile.workspace) / "drills" / time.strftime("%Y%m%d-%H%M%S")
     sys.stderr.write(f"the drill's runs: {directory}\n")
     survivals = drill(

@@ -136,11 +136,11 @@ class Loader:
 
     def _profile(self, overrides: list[str]) -> Profile:
         from redco_flow.spec.overrides import for_profile
-        from redco_flow.spec.profile import load_profile
+        from redco_flow.spec.profile import load_own_profile
 
         changes = tuple(for_profile(overrides))
         if changes not in self._profiles:
-            self._profiles[changes] = load_profile(self._options.profile, overrides)
+            self._profiles[changes] = load_own_profile(self._options.profile, overrides)
         return self._profiles[changes]
 
     @cached_property

@@ -10,18 +10,19 @@ import argparse
 import asyncio
 import json
 import logging
+import re
+import shlex
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from redco_flow import __version__
-from redco_flow.cli.arguments import SUBMITTING
+from redco_flow.cli.arguments import ON_LOGIN_NODE, SUBMITTING
 from redco_flow.cli.run import next_steps, summary
 from redco_flow.cli.status import DETACHED_EXIT_CODE, exit_code_of, status_text
-from redco_flow.errors import ClusterUnreachable, UsageError
-from redco_flow.records import write_json
+from redco_flow.errors import ClusterUnreachable, RedcoFlowError, UsageError
 from redco_flow.tracking.attempt import State
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def run_on_login_node(node: LoginNode, words: Sequence[str], options: argparse.N
         submission = prepare(node, _passed_on(words, options), options, notes_folder())
         is_plan = getattr(options, "dry_run", True)
         return (_plan if is_plan else _run)(node, submission, options)
+    if getattr(options, "workspace", None):
+        raise UsageError("-w is for this machine: write --ssh [USER@]HOST:WORKSPACE.")
     if getattr(options, "html", None) and words[0] != "report":
         raise UsageError(f"--html of {words[0]} is not written through --ssh.")
     return _until_detached(_read(node, _passed_on(words, options), options))
@@ -101,17 +104,26 @@ def _until_detached(coroutine: Coroutine[Any, Any, int]) -> int:
 async def _read(node: LoginNode, words: list[str], options: argparse.Namespace) -> int:
     async with _session(node) as session:
         if words[0] != "report":
-            return await session.stream(words, _print, _print_error)
-        code, output, errors = await session.call(words)
-        sys.stderr.write(errors)
+            is_ours = words[0] != "logs" and not getattr(options, "json", False)
+            output = _printing(sys.stdout, options if is_ours else None)
+            return await session.stream(words, output, _printing(sys.stderr, options))
+        code, text, errors = await session.call(words)
+        sys.stderr.write(_with_way(errors, options))
         if code == 0:
-            print(await _fetch_page(session, output.splitlines()[-1], options.html))
+            print(await _fetch_page(session, text.splitlines()[-1], options.html))
         return code
 
 
 async def _fetch_page(session: LoginSession, page: str, given: Path | None) -> Path:
     """Copy a page here; return its path."""
-    target = given or Path(f"{Path(page).parent.name}-{Path(page).name}")
+    run = Path(page).parent.name
+    target = given or Path(f"{run}-{Path(page).name}")
+    if target.is_dir() or not target.parent.is_dir():
+        raise UsageError(f"--html {target}: name a file in a folder that exists.")
+    if target.exists() and run not in target.read_text(errors="replace"):
+        raise UsageError(
+            f"{target} exists and is not a report of {run}: name another file, by --html."
+        )
     arriving = target.with_name(f".{target.name}.arriving")
     arriving.unlink(missing_ok=True)
     await session.get(page, arriving)
@@ -124,14 +136,30 @@ def _session(node: LoginNode) -> AbstractAsyncContextManager[LoginSession]:
     return open_session(node, __version__)
 
 
-def _print(line: bytes) -> None:
-    sys.stdout.write(line.decode("utf-8", "replace"))
-    sys.stdout.flush()
+def _printing(target: TextIO, options: argparse.Namespace | None) -> Callable[[bytes], None]:
+    """Return a function that prints a line of the login node's, whose hints get the way there."""
+
+    def take(line: bytes) -> None:
+        text = line.decode("utf-8", "replace")
+        target.write(text if options is None else _with_way(text, options))
+        target.flush()
+
+    return take
 
 
-def _print_error(line: bytes) -> None:
-    sys.stderr.write(line.decode("utf-8", "replace"))
-    sys.stderr.flush()
+_HINT = re.compile(rf"\bredco-flow ({'|'.join((*SUBMITTING, *ON_LOGIN_NODE))})\b(?!-)")
+
+
+def _with_way(text: str, options: argparse.Namespace) -> str:
+    """Return the text, in which commands that run over SSH have the options for that."""
+    return _HINT.sub(lambda found: f"{found[0]} {_way(options)}", text)
+
+
+def _way(options: argparse.Namespace) -> str:
+    """Return the options with which other verbs find the run."""
+    words = ["--ssh", options.ssh] if options.ssh else []
+    words += ["-p", options.profile] if options.profile not in (None, "local") else []
+    return shlex.join(words)
 
 
 def _plan(node: LoginNode, submission: Submission, options: argparse.Namespace) -> int:
@@ -139,7 +167,8 @@ def _plan(node: LoginNode, submission: Submission, options: argparse.Namespace) 
         async with _session(node) as session:
             place = await _ship(session, submission)
             words = [*submission.words, *_workspace(session), *["--json"] * options.json]
-            return await session.stream(words, _print, _print_error, place)
+            output = _printing(sys.stdout, None if options.json else options)
+            return await session.stream(words, output, _printing(sys.stderr, options), place)
 
     return _until_detached(show())
 
@@ -149,8 +178,7 @@ def _run(node: LoginNode, submission: Submission, options: argparse.Namespace) -
 
     async def run() -> int:
         async with _session(node) as session:
-            code, started = await _submit(session, submission)
-            submission.note.unlink(missing_ok=True)
+            code, started = await _submit(session, submission, options)
             if code != 0:
                 return code
             if started["run"] is not None and not options.detach:
@@ -186,64 +214,96 @@ async def _ship(session: LoginSession, submission: Submission) -> Place:
         UsageError: another version is installed there.
         ClusterUnreachable: the connection broke, or it cannot be written there.
     """
-    from redco_flow.tracking.workspace import user_name
-
     if session.version != __version__:
         raise UsageError(
             f"{session.node.label} has redco-flow {session.version}, and this machine "
             f"{__version__}: install the same version on both."
         )
-    user, cache = session.node.user or user_name(), submission.note.parent
-    return await session.ship(submission.snapshot, submission.own, user, cache)
+    return await session.ship(submission.snapshot, submission.own)
 
 
-async def _submit(session: LoginSession, submission: Submission) -> tuple[int, Mapping[str, Any]]:
+async def _submit(
+    session: LoginSession, submission: Submission, options: argparse.Namespace
+) -> tuple[int, Mapping[str, Any]]:
     """Start the run there, unless it was; return the exit code, and the record of `run --json`."""
-    run_id, is_repeated = submission.run_id, submission.note.exists()
-    try:
-        place = await _ship(session, submission)
-    except ClusterUnreachable as error:
-        said = "" if is_repeated else " No run was started."
-        raise ClusterUnreachable(f"{error}{said}") from error
-    write_json(submission.note, {"run": run_id, "login_node": session.node.label})
-    if is_repeated and (found := await _find(session, run_id)):
-        return 0, found
-    words = [*submission.words, *_workspace(session), "--run-id", run_id, "--detach", "--json"]
-    code, output, errors = await session.call(words, place)
-    # One that is still at work since a connection broke may have started it meanwhile.
-    if code != 0 and (found := await _find(session, run_id)):
-        return 0, found
-    sys.stderr.write(errors)
-    return code, _last_record(output) if code == 0 else {}
+    run_id, left = submission.run_id, submission.left
+    found = await _find(session, submission) if left else {}
+    if not found:
+        try:
+            place = await _ship(session, submission)
+        except ClusterUnreachable as error:
+            said = "" if left else " No run was started."
+            raise ClusterUnreachable(f"{str(error).rstrip('.')}.{said}") from error
+        submission.write_note()
+        words = [*submission.words, *_workspace(session), "--run-id", run_id, "--detach", "--json"]
+        code, output, errors = await session.call(words, place)
+        # One that is still at work since a connection broke may have started it meanwhile.
+        if code != 0 and left and f"there is a run {run_id} already" in errors:
+            found = await _find(session, submission)
+        if not found:
+            sys.stderr.write(_with_way(errors, options))
+            if code == 0 or not left:
+                submission.note.unlink(missing_ok=True)
+            return code, _last_record(output) if code == 0 else {}
+    submission.note.unlink(missing_ok=True)
+    return 0, found
 
 
 def _last_record(output: str) -> dict[str, Any]:
-    """Return the last line's record, after whatever a login's own start-up files print."""
-    record: dict[str, Any] = json.loads(output.splitlines()[-1])
+    """Return the last record, before or after whatever a login's own start-up files print."""
+    record: dict[str, Any] = json.loads(
+        [line for line in output.splitlines() if line.startswith("{")][-1]
+    )
     return record
 
 
-async def _find(session: LoginSession, run_id: str) -> Mapping[str, Any]:
-    """Return the record of a run that was started there, or {}; see that something drives it."""
+async def _view(session: LoginSession, run_id: str) -> Mapping[str, Any]:
+    """Return what `status --json` says of the run, or {} where there is none."""
     code, output, _ = await session.call(["status", run_id, "--json"])
     view = _last_record(output) if code == 0 else {}
-    if view.get("run") != run_id:
+    return view if view.get("run") == run_id else {}
+
+
+async def _find(session: LoginSession, submission: Submission) -> Mapping[str, Any]:
+    """Return the record of the run that a command started that was cut off, or {}.
+
+    Raises:
+        RedcoFlowError: its start was cut off, and it cannot be continued.
+    """
+    run_id = submission.run_id
+    if not (view := await _view(session, run_id)):
         return {}
-    sys.stderr.write(f"{run_id} was started there: {view['state']}\n")
-    # Its start may have been cut off; if not, this is refused.
-    if view["state"] in (State.PENDING, State.INTERRUPTED) and not view["queued"]:
-        await session.call(["resume", run_id, "--detach"])
+    if _has_no_launcher(view):
+        code, _, errors = await session.call(["resume", run_id, "--detach"])
+        view = await _view(session, run_id)  # that may be refused because a process drives it now
+        if code != 0 and _has_no_launcher(view):
+            raise RedcoFlowError(
+                f"run {run_id} of {submission.left['at']} was cut off while it was started, and "
+                f"cannot be continued: {errors.strip()} Mend that and give the command again, or "
+                f"delete {submission.note} to start another run."
+            )
+    is_same = submission.left["code"] == submission.snapshot.digest
+    sys.stderr.write(
+        f"{run_id} was started by the same command at {submission.left['at']}, whose answer did "
+        f"not arrive: {view['state']}{'' if is_same else ', with other code than is here now'}. "
+        f"The command starts a new run the next time.\n"
+    )
     return {"run": run_id, "path": f"{session.workspace}/runs/{run_id}", "state": view["state"]}
+
+
+def _has_no_launcher(view: Mapping[str, Any]) -> bool:
+    return view["state"] in (State.PENDING, State.INTERRUPTED) and not view["queued"]
 
 
 async def _follow(session: LoginSession, run_id: str, options: argparse.Namespace) -> int:
     """Show the run until it ends, then print how, as `run` does on the cluster."""
     output: list[bytes] = []
-    how = _options_of(options)
-    again = f"{run_id} continues there; `redco-flow attach {run_id} {how}` follows it again."
+    again = (
+        f"{run_id} continues there; `redco-flow attach {_way(options)} {run_id}` follows it again."
+    )
     try:
         words = ["status", run_id, "--watch", "--json"]
-        code = await session.stream(words, output.append, _print_error)
+        code = await session.stream(words, output.append, _printing(sys.stderr, options))
     except ClusterUnreachable as error:
         raise ClusterUnreachable(f"{error} Run {again}") from error
     except asyncio.CancelledError:
@@ -256,12 +316,8 @@ async def _follow(session: LoginSession, run_id: str, options: argparse.Namespac
     if options.json:
         print(json.dumps(summary(view, code)))
     else:
-        print(f"{status_text(view, with_parameters=True)}\n{next_steps(view)}, each with {how}")
+        print(status_text(view, with_parameters=True))
+        print(_with_way(next_steps(view), options))
+        if view["state"] == State.FAILED:
+            print("retry runs the code of this submission; `run` again for changed code")
     return code
-
-
-def _options_of(options: argparse.Namespace) -> str:
-    """Return the options with which other verbs find the run."""
-    target = f"--ssh {options.ssh}" if options.ssh else ""
-    profile = f"-p {options.profile}" if options.profile != "local" else ""
-    return f"{target} {profile}".strip()

@@ -107,9 +107,9 @@ def _read(options: argparse.Namespace, spool: Path) -> NewFile:
     from redco_flow.local_paths import expanded
     from redco_flow.orchestrate.checkpoints.find_model import find_model
     from redco_flow.orchestrate.checkpoints.new_file import read_new_files
-    from redco_flow.spec.profile import load_profile
+    from redco_flow.spec.profile import load_own_profile
 
-    profile = load_profile(options.profile, options.overrides)
+    profile = load_own_profile(options.profile, options.overrides)
     root = expanded(profile.workspace).absolute()
     model = find_model(Workspace(root), options.checkpoint)
     workspace = Workspace.open(root)

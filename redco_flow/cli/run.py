@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.cli.arguments import (
@@ -247,6 +248,18 @@ def _find_sweep(options: argparse.Namespace) -> SweepDirectory | None:
     return find_sweep(_workspace(options), options.run)
 
 
+def _note_submitted_code(run: RunDirectory) -> None:
+    """Say that a run from another machine continues with the code that was sent then."""
+    from redco_flow.orchestrate.run.ingredients import SUBMITTED_CODE
+    from redco_flow.orchestrate.run.state import LaunchRecord
+
+    if Path(LaunchRecord.read(run).directory, SUBMITTED_CODE).exists():
+        sys.stderr.write(
+            f"{run.id} continues with the code of its submission; `redco-flow run` again for "
+            f"changed code\n"
+        )
+
+
 def _resume(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.start import resume_run
 
@@ -257,6 +270,7 @@ def _resume(options: argparse.Namespace) -> int:
         return attend_sweep(sweep, options)
     run = _find(options)
     resume_run(run)
+    _note_submitted_code(run)
     return _attend(run, options)
 
 
@@ -265,6 +279,7 @@ def _retry(options: argparse.Namespace) -> int:
 
     run = _find(options)
     retry_run(run, only_failed=options.failed)
+    _note_submitted_code(run)
     return _attend(run, options)
 
 

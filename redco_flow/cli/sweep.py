@@ -393,8 +393,7 @@ def _print_jobs(
     from redco_flow.orchestrate.sweep.process import planned_jobs
 
     is_ahead = goes_ahead(planned, workspace, asked=options.ahead)
-    points = [(one.pipeline, one.plan) for one in planned] if is_ahead else []
-    jobs = list(planned_jobs(points, workspace))
+    jobs = list(planned_jobs(planned if is_ahead else [], workspace))
     if options.json:
         print(json.dumps({"jobs": [one.to_json() for one in jobs], "at_once": max_parallel}))
         return

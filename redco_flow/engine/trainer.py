@@ -176,7 +176,8 @@ class Trainer:
     def state(self) -> State:
         """Parameters, optimizer state, step and seed, in their exact shapes.
 
-        Not to be kept over a step or a restore, which reuse their memory.
+        Not to be kept over a step or a restore, which reuse their memory; that of a state which is
+        assigned, too.
         """
         state: State = self._state if self.plan.storage.is_exact else self._to_logical(self._state)
         return state
@@ -359,6 +360,7 @@ class Trainer:
 
         Raises:
             CheckpointError: there is none, it is damaged, or has other parameters.
+            OSError: it cannot be read; the trainer has no state until a restore succeeds.
         """
         beside = {} if beside is None else beside
         like = {**self.plan.storage.abstract_exact, **beside}

@@ -76,14 +76,13 @@ class JobResources:
     ) -> JobResources:
         """Return what one job asks for that runs these stages one after the other.
 
-        The most of each resource that a stage asks for, and the sum of their walltimes; no walltime
-        where a stage has none.
+        The most of each resource that a stage asks for, and the sum of their walltimes. That all or
+        none of them ask for CPUs, memory and time is checked before (`orchestrate.run.groups`).
 
         Args:
             walltime_minutes: the most that is asked for, unless one stage alone asks for more.
         """
-        times = [one.walltime_minutes for one in stages]
-        known = [time for time in times if time is not None]
+        known = [one.walltime_minutes for one in stages if one.walltime_minutes is not None]
         limit = math.inf if walltime_minutes is None else max(walltime_minutes, *known, 0)
         processes = max(one.processes_per_host for one in stages)
         cpus = max((one.cpus_per_host or 0 for one in stages), default=0)
@@ -94,7 +93,7 @@ class JobResources:
             # Shared evenly by the processes, and still enough for a stage with fewer of them.
             cpus_per_host=math.ceil(cpus / processes) * processes or None,
             memory_gib=max((one.memory_gib or 0.0 for one in stages), default=0.0) or None,
-            walltime_minutes=min(sum(known), limit) if len(known) == len(times) else None,
+            walltime_minutes=min(sum(known), limit) if known else None,
         )
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -48,15 +48,20 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_descendants() -> list[int]:
+def kill_descendants(besides: Container[int] = ()) -> list[int]:
     """SIGKILL and reap every descendant of the calling process, which has adopted orphans.
+
+    Args:
+        besides: processes that are left alone.
 
     Returns:
         Those that did not die in time; normally none.
     """
     deadline = time.monotonic() + _SECONDS_TO_DIE
     while _reap_ended_children():
-        alive = _descendants(os.getpid())
+        alive = [pid for pid in descendants(os.getpid()) if pid not in besides]
+        if not alive and besides:
+            return []
         if time.monotonic() > deadline:
             return alive
         for pid in alive:
@@ -113,7 +118,8 @@ def _reap_ended_children() -> bool:
     return True
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
+    """Return this host's processes below `root`, itself left out."""
     children: dict[int, list[int]] = {}
     for pid in _all_processes():
         with contextlib.suppress(OSError):

@@ -103,7 +103,8 @@ def main(arguments: list[str]) -> int:
         rendezvous_seconds=options.rendezvous_seconds,
     )
     limits = Limits(options.stall_seconds, options.grace_seconds)
-    return supervise(options.attempt, rank_info, limits, options.seconds_to_warning)
+    times = (options.seconds_to_warning, options.seconds_to_end)
+    return supervise(options.attempt, rank_info, limits, *times)
 
 
 def supervise(
@@ -117,7 +118,8 @@ def supervise(
 
     Args:
         seconds_to_warning: when Slurm warns that the walltime is nearly over; None: never.
-        seconds_to_end: the walltime, where no cluster enforces it.
+        seconds_to_end: the walltime, where no cluster enforces it, as of a stage that shares a job;
+            one that begins with none left ends at once.
 
     Returns:
         0 unless the other ranks are to be ended too.
@@ -176,6 +178,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus-per-host", type=int, default=0)
     parser.add_argument("--rendezvous-seconds", type=int, default=300)
     parser.add_argument("--seconds-to-warning", type=float)
+    parser.add_argument("--seconds-to-end", type=float)
     return parser.parse_args(arguments)
 
 

@@ -94,6 +94,7 @@ class Supervisor:
     _stop_cause: Cause | None = None
     _stop_reason: str = ""
     _worker: int = 0
+    _sampler: int = 0
     _wait_status: int | None = None
     _peak_memory_bytes: int = 0
     _progress: tuple[int, int] = (0, 0)
@@ -119,7 +120,11 @@ class Supervisor:
             self._reap()
             self._act()
         # Orphans come first: one that holds the pipe would keep the log open for ever.
-        left = kill_descendants()
+        if self._sampler:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._sampler, signal.SIGKILL)
+        # A driver that hangs holds up the sampler, but not the end of the job.
+        left = kill_descendants(besides={self._sampler})
         if left:
             self.log.note(f"processes {left} do not die; they are stuck in the kernel.")
         self._read_rest(output)
@@ -146,10 +151,11 @@ class Supervisor:
         return output
 
     def _sample_system(self) -> None:
-        """Start the process that samples what the job uses; it ends with this one's descendants."""
+        """Start the process that samples what the job uses; it ends when the worker does."""
         module, path = "redco_flow.launch.system_metrics", str(self.attempt.path)
         with contextlib.suppress(OSError):
-            _start_child([sys.executable, "-P", "-m", module, path], subprocess.DEVNULL)
+            command = [sys.executable, "-P", "-m", module, path]
+            self._sampler = _start_child(command, subprocess.DEVNULL)
 
     # Events
 
@@ -165,6 +171,8 @@ class Supervisor:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
                 if pid == 0:
                     return
+                if pid == self._sampler:
+                    self._sampler = 0
                 if pid == self._worker:
                     self._wait_status = status
                     self._peak_memory_bytes = usage.ru_maxrss * 1024

@@ -1,8 +1,8 @@
 """Sample what a job uses of its first host into system_metrics.jsonl, in a process of its own.
 
 `python -m redco_flow.launch.system_metrics ATTEMPT_DIRECTORY` runs until it is killed. The
-supervisor starts it beside a worker that has run for a while: a GPU driver that hangs then holds up
-neither of them, and a short stage costs nothing.
+supervisor of the first rank starts it beside a worker that has run for a while, so a short stage
+costs nothing, and does not wait for its end: a GPU driver that hangs holds up this process alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import orjson
 import psutil
 import pynvml
 
-from redco_flow.launch.processes import processes_of
+from redco_flow.launch.call import read_call
+from redco_flow.launch.processes import descendants
 from redco_flow.records import open_no_link
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -31,23 +32,31 @@ _SAMPLES_BEFORE_THEY_THIN_OUT = 1000  # a week then has 5,000 samples, of 200 by
 
 
 class SystemMetrics:
-    """Use of this host by the processes of an attempt.
+    """Use of this host by the descendants of a supervisor.
 
     Args:
-        environ: of the job: `CUDA_VISIBLE_DEVICES` hides GPUs.
+        environ: of the job: `CUDA_VISIBLE_DEVICES` hides GPUs. A Slurm job that asked for none and
+            got none sees those of other jobs where the site does not hide them; they are left out.
     """
 
-    def __init__(self, attempt: AttemptDirectory, environ: Mapping[str, str]) -> None:
-        self._attempt = attempt
-        self._gpus = dict(_find_gpus(environ.get("CUDA_VISIBLE_DEVICES")))
+    def __init__(
+        self, attempt: AttemptDirectory, environ: Mapping[str, str], supervisor: int
+    ) -> None:
+        self._attempt, self._supervisor = attempt, supervisor
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None and "SLURM_JOB_ID" in environ:
+            has_gpus = read_call(attempt.call_path).resources.gpus_per_host > 0
+            visible = None if has_gpus else ""
+        self._gpus = dict(_find_gpus(visible))
         self._cpu_seconds: dict[int, float] = {}
-        self._read_at = time.monotonic()
+        self._read_at = 0.0
+        self.sample()  # what was used before counts in no sample
 
     def sample(self) -> SystemSample:
         """Return the present use; of the CPUs, the mean since the sample before."""
         cpu_seconds: dict[int, float] = {}
         memory_bytes = 0
-        for pid in processes_of(self._attempt.path):
+        for pid in set(descendants(self._supervisor)) - {os.getpid()}:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 memory_bytes += process.memory_info().rss
@@ -68,18 +77,23 @@ class SystemMetrics:
 
 
 def _find_gpus(visible: str | None) -> Iterator[tuple[int, Any]]:
-    """Yield index and handle of each NVIDIA GPU that the job may use; none without a driver."""
+    """Yield index and handle of each NVIDIA GPU that the job may use; none without a driver.
+
+    The index is that of nvidia-smi: the order on the PCI bus, which is CUDA's too where all GPUs of
+    the host are equal.
+    """
     names = None if visible is None else [name.strip() for name in visible.split(",")]
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = pynvml.nvmlDeviceGetUUID(gpu)
-            if names is None or any(
-                name == str(index) or (name.startswith("GPU-") and uuid.startswith(name))
-                for name in names
-            ):
-                yield index, gpu
+            with contextlib.suppress(pynvml.NVMLError):  # one that is lost
+                gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = pynvml.nvmlDeviceGetUUID(gpu)
+                if names is None or any(
+                    name == str(index) or (name.startswith("GPU-") and uuid.startswith(name))
+                    for name in names
+                ):
+                    yield index, gpu
 
 
 def _sample_gpu(index: int, gpu: Any) -> GpuSample:
@@ -88,6 +102,7 @@ def _sample_gpu(index: int, gpu: Any) -> GpuSample:
         memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
         sample["memory_used_bytes"] = int(memory.used)
         sample["memory_total_bytes"] = int(memory.total)
+    with contextlib.suppress(pynvml.NVMLError):
         sample["utilization_percent"] = int(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
     return sample
 
@@ -95,16 +110,22 @@ def _sample_gpu(index: int, gpu: Any) -> GpuSample:
 def main(arguments: list[str]) -> None:
     """Append a sample to the attempt's file at each interval, until this process is killed."""
     attempt = AttemptDirectory(Path(arguments[0]))
-    metrics = SystemMetrics(attempt, os.environ)
+    metrics = SystemMetrics(attempt, os.environ, os.getppid())
     started_at = time.monotonic()
     while True:
         elapsed = time.monotonic() - started_at
         time.sleep(max(_SECONDS_BETWEEN_SAMPLES, elapsed / _SAMPLES_BEFORE_THEY_THIN_OUT))
-        with (
-            contextlib.suppress(OSError),  # a full disk: a sample is not worth a job
-            open(attempt.system_metrics_path, "ab", opener=open_no_link) as file,
-        ):
-            file.write(orjson.dumps(metrics.sample()) + b"\n")
+        with contextlib.suppress(OSError):  # a full disk: a sample is not worth a job
+            _append(attempt.system_metrics_path, orjson.dumps(metrics.sample()) + b"\n")
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append a line, on a line of its own where one before was not written whole."""
+    with open(path, "ab+", buffering=0, opener=open_no_link) as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            line = line if file.read(1) == b"\n" else b"\n" + line
+        file.write(line)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from redco_flow.engine.step.lora_products import plain_product_rule
+
 Factors = tuple[jax.Array, jax.Array]
 
 
@@ -52,6 +54,7 @@ def _forward(
     return _product(num_contracted, dtype, x, kernel), (x, kernel)
 
 
+@plain_product_rule
 def _backward(num_contracted: int, dtype: Any, factors: Factors, cotangent: jax.Array) -> Factors:
     del dtype  # the result's; gradients are in the factors'
     x, kernel = factors

@@ -79,7 +79,8 @@ class _Log:
             self._forget(status.st_ino)
         damage = None
         found: Iterator[tuple[int, Any]]
-        found = read_appended_lines(self._path, self._shape, self._offset)
+        goes_on = self._shape is SystemSample
+        found = read_appended_lines(self._path, self._shape, self._offset, goes_on=goes_on)
         try:
             for offset, record in found:
                 self._offset = offset

@@ -200,7 +200,7 @@ def load_profile(
         given: a path, or the name of a file in cluster_profiles.
         overrides: `profile.key=value`; those without `profile.` are the pipeline's.
         is_elsewhere: whether it is read for another machine, which may have the variables of the
-            environment that are not set here: their references stay.
+            environment that are not set here: their references stay, except below `ssh:`.
 
     Raises:
         UsageError: there is no such profile.
@@ -221,12 +221,29 @@ def load_profile(
     # A text whose reference could not be replaced has been reported: one problem is enough.
     places = {(one.source, one.line, one.column) for one in unreplaced if one.line}
     problems += [one for one in more if (one.source, one.line, one.column) not in places]
-    if is_elsewhere and profile is not None:
-        problems = [one for one in problems if not one.is_of_machine]
+    if is_elsewhere:
+        here = [one for one in problems if not one.is_of_machine or "'ssh." in one.message]
+        problems = here if here or profile is not None else problems
     raise_if_any(problems)
     assert profile is not None
     if defaults.values is not None:
         profile._written_defaults = defaults
+    return profile
+
+
+def load_own_profile(given: str | Path, overrides: Sequence[str] = ()) -> Profile:
+    """Return `load_profile(...)` for what runs on this machine, not on a login node.
+
+    Raises:
+        UsageError: there is no such profile, or it has `ssh:`.
+        ConfigError: as of `load_profile`.
+    """
+    profile = load_profile(given, overrides)
+    if profile.ssh is not None:
+        raise UsageError(
+            f"profile {given} is for the login node {profile.ssh.label} (`ssh:`), and this command "
+            f"does not run over SSH: give it on the cluster, with a profile without `ssh:`."
+        )
     return profile
 
 

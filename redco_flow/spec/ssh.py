@@ -17,7 +17,13 @@ _TARGET = re.compile(r"(?:([^@:]+)@)?([^@:]+)(?::(.+))?")
 
 
 def _expanded(text: str) -> str:
-    return str(expanded(text))
+    return str(expanded(_replaced(text)))
+
+
+def _replaced(text: str) -> str:
+    if "${" in text:
+        raise ValueError("must not hold '${': a variable here is one of this machine")
+    return text
 
 
 def _on_a_host(text: str) -> str:
@@ -25,7 +31,9 @@ def _on_a_host(text: str) -> str:
         raise ValueError("must begin with / or ~/ (the home directory on the host)")
     if ".." in Path(text).parts:
         raise ValueError("must not hold '..'")
-    return text
+    if ":" in text:
+        raise ValueError("must not hold ':', which separates paths in PATH and PYTHONPATH")
+    return _replaced(text)
 
 
 def _program(text: str) -> str:
@@ -92,7 +100,7 @@ def login_node(text: str, base: LoginNode | None = None) -> LoginNode:
     """Return the node that `--ssh [USER@]HOST[:WORKSPACE]` means.
 
     Args:
-        base: of the profile; has what the text does not name.
+        base: of the profile; has what the text does not name, and the way to its own address.
 
     Raises:
         UsageError: it is not written so.
@@ -104,6 +112,8 @@ def login_node(text: str, base: LoginNode | None = None) -> LoginNode:
         user, address, workspace = found.groups()
         given = {"address": address, "user": user, "workspace": workspace}
         values = {} if base is None else base.model_dump(mode="json")
+        if base is not None and address != base.address:  # the way to another machine is another
+            values = {key: values[key] for key in ("known_hosts", "workspace", "python")}
         return LoginNode.from_json(values | {key: one for key, one in given.items() if one})
     except ValidationError as error:
         first = error.errors()[0]

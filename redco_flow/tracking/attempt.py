@@ -131,11 +131,14 @@ class GpuSample(TypedDict, total=False):
 
 
 class SystemSample(TypedDict):
-    """A line of system_metrics.jsonl: what all processes of the job use on its first host.
+    """A line of system_metrics.jsonl: what the job uses on its first host.
+
+    Of several ranks on it, CPUs and memory are those of rank 0.
 
     `time` is Unix time; `cpu_cores` the mean number of busy cores since the line before;
     `memory_bytes` the sum of resident sizes, pages that processes share counted in each;
-    `disk_free_bytes` of the attempt's file system; `gpus` those that the job may use.
+    `disk_free_bytes` of the attempt's file system; `gpus` those that the job may use, by their
+    numbers in nvidia-smi.
     """
 
     time: float
@@ -266,7 +269,7 @@ class AttemptDirectory:
 
     @property
     def system_metrics_path(self) -> Path:
-        """One SystemSample a line, where the job has run for a while; by its supervisor."""
+        """One SystemSample a line, of a job that has run for a while; by `system_metrics.py`."""
         return self.path / "system_metrics.jsonl"
 
     @property
@@ -365,9 +368,13 @@ class AttemptDirectory:
             yield from read_record_lines(self.metrics_path, dict[str, Any])
 
     def read_system_metrics(self) -> Iterator[SystemSample]:
-        """Yield system_metrics.jsonl's records; none where there is no such file."""
+        """Yield system_metrics.jsonl's records; none where there is no such file.
+
+        Raises:
+            DamagedRecord: after the last record, where a line was not written whole.
+        """
         if self.system_metrics_path.is_file():
-            yield from read_record_lines(self.system_metrics_path, SystemSample)
+            yield from read_record_lines(self.system_metrics_path, SystemSample, goes_on=True)
 
 
 def _progress_of(tasks: list[AttemptDirectory]) -> ProgressRecord | None:

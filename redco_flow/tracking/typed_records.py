@@ -65,34 +65,49 @@ def find_record(
         return None
 
 
-def read_record_lines(path: Path, shape: type[_T]) -> Iterator[_T]:
+def read_record_lines(path: Path, shape: type[_T], *, goes_on: bool = False) -> Iterator[_T]:
     """Yield each whole line's record; a torn last line (a writer was killed) ends the file.
+
+    Args:
+        goes_on: yield the records after a damaged line too, and only then raise.
 
     Raises:
         FileNotFoundError: there is no such file.
         DamagedRecord: a line is no record of this shape; names file and line.
     """
-    return (record for _, record in read_appended_lines(path, shape, 0))
+    return (record for _, record in read_appended_lines(path, shape, 0, goes_on=goes_on))
 
 
-def read_appended_lines(path: Path, shape: type[_T], begin: int) -> Iterator[tuple[int, _T]]:
+def read_appended_lines(
+    path: Path, shape: type[_T], begin: int, *, goes_on: bool = False
+) -> Iterator[tuple[int, _T]]:
     """Yield as `read_record_lines` the records from a byte on, each with where the next begins.
 
     Raises:
         FileNotFoundError: there is no such file.
         DamagedRecord: a line is no record of this shape; names file and line.
     """
+    first: DamagedRecord | None = None
     try:
         where = f"{path}, after byte {begin}, line " if begin else f"{path}:"
         for number, line in enumerate(io.BytesIO(read_bytes(path, begin)), 1):
             if not line.endswith(b"\n"):
-                return
+                break
             begin += len(line)
-            yield begin, _parse(line, shape, f"{where}{number}", "")
+            try:
+                record = _parse(line, shape, f"{where}{number}", "")
+            except DamagedRecord as damage:
+                if not goes_on:
+                    raise
+                first = first or damage
+                continue
+            yield begin, record
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DamagedRecord(path, f"it cannot be read: {error.strerror}") from error
+    if first is not None:
+        raise first
 
 
 def check_shape(value: Any, shape: type[_T], where: str | os.PathLike[str], remedy: str = "") -> _T:

@@ -72,6 +72,9 @@ class Laptop:
         assert process.returncode == code, f"{words}: {process.returncode}\n{output}\n{errors}"
         return output if code == 0 else errors
 
+    def notes(self):
+        return list((self.home / "state" / "submissions").glob("*.json"))
+
     def runs(self):
         return [path.name for path in sorted(self.workspace.glob("runs/*-*"))]
 
@@ -136,13 +139,51 @@ def test_a_command_that_is_repeated_after_a_lost_answer_starts_one_run(laptop, l
     finally:
         held.unlink(missing_ok=True)
         reached.unlink(missing_ok=True)
-    notes = list((laptop.home / "state" / "submissions").iterdir())
     state = laptop.workspace / "runs" / run / "state.json"
     wait_until(lambda: json.loads(state.read_text())["state"] == "completed")
 
     assert (lost.returncode, errors.count("\n")) == (4, 1)
     assert f"whether run {run} was started there" in errors
-    assert (laptop.runs(), notes) == ([run], [])  # the same words now mean another run
+    assert (laptop.runs(), laptop.notes()) == ([run], [])  # the same words mean another run now
+
+
+def test_a_run_whose_start_was_cut_off_for_good_is_not_reported_as_started(laptop, login_node):
+    words = ("run", "sums.yaml", "-p", "site", "--detach")
+    held, reached = (Path(f"{login_node.python}.{name}") for name in ("after", "reached"))
+    held.touch()
+    try:
+        lost = laptop.start(*words)
+        wait_until(reached.exists)
+        login_node.link.cut()
+        lost.communicate(timeout=500)
+    finally:
+        held.unlink()
+        reached.unlink(missing_ok=True)
+    (run,) = laptop.runs()
+    folder = laptop.workspace / "runs" / run
+    wait_until(lambda: json.loads((folder / "state.json").read_text())["state"] == "completed")
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps(state | {"state": "pending"}))
+    (folder / "launch.json").unlink()  # as if the disk had been full
+
+    said = laptop(*words, code=1)
+
+    assert f"run {run}" in said
+    assert "cannot be continued" in said
+    assert "launch.json" in said
+    assert [path.stem for path in laptop.notes()] == [run]
+
+
+def test_equal_commands_at_once_start_a_run_each(laptop):
+    commands = [laptop.start("run", "sums.yaml", "-p", "site", "--detach") for _ in range(2)]
+    runs = [one.communicate(timeout=500)[0].strip() for one in commands]
+
+    assert [one.returncode for one in commands] == [0, 0]
+    assert sorted(runs) == laptop.runs()
+    assert len(set(runs)) == 2
+    refused = laptop("run", "sums.yaml", "-p", "site", "--detach", "--run-id", runs[0], code=2)
+    assert "there is a run" in refused
+    assert laptop.notes() == []
 
 
 def test_ctrl_c_leaves_a_run_that_is_followed(laptop):

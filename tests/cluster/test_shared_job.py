@@ -6,8 +6,14 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.cli.view import read_run_view
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.slurm.executor import reattach
+from redco_flow.launch.slurm.script import JOB_ID_FILE
 from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.orchestrate.run.state import StateStore
+from redco_flow.orchestrate.run.stopping import StopRequest
+from redco_flow.records import write_json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -171,15 +177,73 @@ def test_cancelling_ends_the_job_and_what_had_not_begun(runs, slurm, held, launc
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), 300)
 
 
+def test_a_run_that_ends_before_its_group_ends_the_job(runs, slurm, held):
+    """A flow of the user's that leaves the later stages out; so does an error between two."""
+    run = runs.write(GROUPED, held)
+    session = open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)
+    session.run_stage("preprocess", print)
+    wait_until(lambda: phase_of(run, "train") == "waiting")
+
+    assert session.conclude().state == "failed"
+
+    assert causes(run) == ["completed", "cancelled", "cancelled"]
+    slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), 300)
+
+
+def test_another_run_of_the_same_stages_waits_without_a_job(runs, slurm, held, gate, executions):
+    runs.profile["max_parallel_stages"] = 1
+    first = InProcess(runs.write(GROUPED, [*held, f"preprocess.gate={gate}"]))
+    wait_until(lambda: phase_of(first.run, "preprocess") == "waiting")
+    second = InProcess(runs.write(GROUPED, [*held, f"preprocess.gate={gate}"]))
+    gate.touch()
+
+    assert first.end().state == "completed", first.said
+    assert second.end().message == "3 stages completed, 3 of them reused"
+
+    assert [second.run.latest_attempt(stage) for stage in STAGES] == [None] * 3
+    assert executed(executions) == ["preprocess", "train"]
+
+
 def test_each_stage_has_its_own_ranks_in_the_job_of_the_largest(slurm, workspace, new_executor):
-    sizes = [JobResources(), JobResources(num_hosts=2, processes_per_host=2), JobResources()]
+    small = JobResources(cpus_per_host=1, memory_gib=0.5)
+    large = JobResources(num_hosts=2, processes_per_host=2, cpus_per_host=2, memory_gib=0.5)
+    sizes = [small, large, small]
     attempts = [
         make_attempt(workspace, run=f"tiny-{number}", resources=size)
         for number, size in enumerate(sizes)
     ]
 
-    job = new_executor().submit_call_after(attempts[0], (), then=attempts[1:])
+    executor = new_executor(settings={"memory_option": "mem-per-cpu"})
+    job = executor.submit_call_after(attempts[0], (), then=attempts[1:])
     wait_until(lambda: all(one.cause for one in attempts))
 
     assert [one.cause for one in attempts] == ["completed"] * 3, job.status()
     assert [one.ranks_with_logs() for one in attempts] == [[0], [0, 1, 2, 3], [0]]
+
+
+def test_a_stage_for_which_the_job_has_no_time_left_ends_at_once(slurm, workspace, new_executor):
+    """Slurm warns no more: 120 s before the end of the job, which its stages ask for in all."""
+    sizes = [JobResources(walltime_minutes=1)] * 2
+    attempts = [
+        make_attempt(workspace, run=f"tiny-{n}", resources=one) for n, one in enumerate(sizes)
+    ]
+
+    new_executor().submit_call_after(attempts[0], (), then=attempts[1:])
+    wait_until(lambda: all(one.cause for one in attempts))
+
+    assert [one.cause for one in attempts] == ["timeout", "cancelled"]
+
+
+def test_an_id_that_is_learnt_late_is_noted_for_every_stage_of_the_job(slurm, workspace):
+    """The answer of sbatch was lost, or it refused the job for a while."""
+    attempts = [make_attempt(workspace, run=f"tiny-{number}") for number in range(2)]
+    group = [str(one.path) for one in attempts]
+    for one in attempts:
+        record = {"executor": "slurm", "job_id": "", "job_name": "x", "group": group}
+        write_json(one.job_path, {**record, "attempt": str(one.path)})
+    (attempts[0].path / JOB_ID_FILE).write_text("77\n")
+
+    assert reattach(attempts[0].read_job()).search() is None
+
+    found = [one.read_job() for one in attempts]
+    assert [(one["job_id"], one["attempt"]) for one in found] == [("77", one) for one in group]

@@ -1,6 +1,7 @@
 """Low-rank factors beside kernels: trained alone, merged exactly."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from redco_flow.engine.step.quantization import NF4_LEVELS, Blocks
 from redco_flow.engine.step.trainable import trainable_mask
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
+from redco_flow.models.projections import product
 
 LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 16, 4, 32, 97, 6
 RANK, ALPHA = 2, 8.0
@@ -396,6 +398,7 @@ def test_merged_parameters_compute_what_the_factors_did():
         ("btd,dchk->cbthk", {"targets": "w", "separate": True}),
         ("btd,dchk->btchk", {"targets": None, "named": {"w": (1, (0, 2))}}),
         ("dchk,btd->btchk", {"targets": "w", "base_dtype": "int8"}),
+        ("product", {"targets": "w"}),
     ],
     ids=str,
 )
@@ -407,7 +410,8 @@ def test_no_array_of_the_kernels_size_is_made_from_factors_or_gradients(equation
 
     def score(params, x):
         operands = (params["w"], x) if is_kernel_first else (x, params["w"])
-        return jnp.sum(jnp.sin(jnp.einsum(equation, *operands)))
+        multiply = product if equation == "product" else partial(jnp.einsum, equation)
+        return jnp.sum(jnp.sin(multiply(*operands)))
 
     lora = plan_lora(base, score, x, rank=RANK, alpha=ALPHA, **kinds)
     start = lora.start(base, jax.random.key(0))
@@ -424,6 +428,48 @@ def test_no_array_of_the_kernels_size_is_made_from_factors_or_gradients(equation
     sizes = {int(np.prod([int(size) for size in one.split(",")])) for one in made}
     assert sizes
     assert base["w"].size not in sizes
+
+
+@jax.custom_vjp
+def halved(x, w):
+    return x @ w
+
+
+halved.defvjp(
+    lambda x, w: (x @ w, (x, w)), lambda kept, g: (0.5 * g @ kept[1].T, kept[0].T @ g / 4)
+)
+
+
+@pytest.mark.parametrize(
+    "multiply",
+    [
+        halved,
+        lambda x, w: jax.lax.dot(
+            jnp.round(x * 4).astype(jnp.int8), w, preferred_element_type=jnp.float32
+        ),
+        lambda x, w: x @ w.astype(jnp.float8_e4m3fn).astype(jnp.float32),
+    ],
+    ids=["a rule of its own", "whole numbers", "a cast that quantizes"],
+)
+def test_what_is_more_than_a_product_gets_the_sum_of_kernel_and_factors(multiply):
+    rng = np.random.default_rng(5)
+    base, x = {"w": rng.normal(size=(6, 7))}, rng.normal(size=(4, 6))
+    base, x = jax.tree.map(lambda leaf: leaf.astype(np.float32), (base, x))
+
+    def score(params, x):
+        return jnp.sum(jnp.sin(multiply(x, params["w"])))
+
+    lora = plan_lora(base, lambda p, x: x @ p["w"], x, rank=RANK, alpha=ALPHA, targets="w")
+    factors = jax.tree.map(lambda leaf: leaf + 0.1, lora.start(base, jax.random.key(0))["lora"])
+
+    def with_gradients(function):
+        return jax.value_and_grad(
+            lambda f, x: function({"base": base, "lora": f}, x), argnums=(0, 1)
+        )(factors, x)
+
+    found = with_gradients(lora.adapt(score))
+    expected = with_gradients(lambda params, x: score(lora.merge(params), x))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The code that is shipped: what is in it, and that a changed byte is noticed on the other side."""
 
+import io
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from redco_flow.launch.hosts.code_snapshot import bootstrap_program, take_snapshot
+from redco_flow.launch.hosts.ssh import FROM_STDIN, program_line
 
 
 @pytest.fixture
@@ -25,14 +27,20 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
-def bootstrap(*arguments):
+def bootstrap(*arguments, archive=b""):
     done = subprocess.run(
-        [sys.executable, "-I", "-", *map(str, arguments)],
-        input=bootstrap_program(),
+        [sys.executable, "-I", *FROM_STDIN],
+        input=program_line(bootstrap_program(), *map(str, arguments)) + archive,
         capture_output=True,
         check=True,
     )
     return json.loads(done.stdout)
+
+
+def archived(snapshot):
+    file = io.BytesIO()
+    snapshot.write(file)
+    return file.getvalue()
 
 
 @pytest.fixture
@@ -40,8 +48,9 @@ def unpacked(project, tmp_path):
     """A snapshot, and the directory of a host that got it."""
     snapshot, directory = take_snapshot(), tmp_path / "host"
     assert not bootstrap("check", directory, snapshot.digest)["has_code"]
-    snapshot.write(directory / "incoming" / f"{snapshot.digest}.tar.gz")
-    assert bootstrap("unpack", directory, snapshot.digest) == {"changed": []}
+    for _ in range(2):  # of two launchers at once, the second finds the first one's
+        done = bootstrap("unpack", directory, snapshot.digest, archive=archived(snapshot))
+        assert done == {"changed": []}
     return snapshot, directory
 
 
@@ -108,11 +117,9 @@ def test_a_changed_a_missing_and_a_replaced_file_are_each_noticed(unpacked):
 def test_an_archive_that_is_cut_off_is_refused_and_leaves_no_code(project, tmp_path):
     snapshot, directory = take_snapshot(), tmp_path / "host"
     bootstrap("check", directory, snapshot.digest)
-    archive = directory / "incoming" / f"{snapshot.digest}.tar.gz"
-    snapshot.write(archive)
-    archive.write_bytes(archive.read_bytes()[:5000])
+    archive = archived(snapshot)[:5000]
 
-    assert "problem" in bootstrap("unpack", directory, snapshot.digest)
+    assert "problem" in bootstrap("unpack", directory, snapshot.digest, archive=archive)
     assert list((directory / "code").iterdir()) == []
 
 

@@ -55,14 +55,15 @@ def test_what_a_job_uses_is_sampled_while_it_runs(submit, folder):
     job = submit("use_a_fifth_of_a_core_until_go", config={"folder": str(folder)})
     samples = job.attempt.system_metrics_path
 
-    wait_until(lambda: samples.is_file() and samples.read_bytes().count(b"\n"), 300)
+    samples.write_text('{"time": 1')  # a disk that was full for a moment took a part
+    wait_until(lambda: samples.read_bytes().count(b"\n") == 2, 300)
     (folder / "go").touch()
     job.wait()
 
     assert job.state == "COMPLETED"
     assert list(processes_of(job.attempt.path)) == []
-    [sample, *_] = job.attempt.read_system_metrics()
-    assert 0.02 < sample["cpu_cores"] <= os.cpu_count()
+    sample = next(job.attempt.read_system_metrics())
+    assert 0.02 < sample["cpu_cores"] < 1.0
     assert 300 << 20 < sample["memory_bytes"] < 1 << 30
     assert sample["disk_free_bytes"] > 0
     assert len(sample["gpus"]) == count_local_gpus({})

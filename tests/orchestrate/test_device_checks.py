@@ -89,6 +89,16 @@ def test_hosts_without_enough_gpus_are_reported(told, tmp_path):
                            "for 1 hosts with 4 GPUs, and the profile's largest group")  # fmt: skip
 
 
+def test_all_or_none_of_the_stages_of_one_job_say_how_much_they_need(told):
+    asked = ["group=small", "train.resources.memory_gib=8", "profile.slurm.walltime_minutes=9"]
+
+    assert told(*asked, "predict.resources.walltime_minutes=5", profile="slurm") == [
+        "command line: 'stages.train.resources.memory_gib': 'preprocess' runs in the same job "
+        "(group 'small') and asks for no memory_gib: set stages.preprocess.resources.memory_gib, "
+        "or leave it out of all stages of the group"
+    ]
+
+
 def test_gpus_of_slurm_are_those_that_a_stage_asks_for(told):
     overrides = ["train.resources={num_hosts: 2, gpus_per_host: 4}", "train.num_model_shards=3"]
 

@@ -33,7 +33,7 @@ OUTSIDE = GROUPED + "  other: {kind: orchestrate_kinds.total, dataset: preproces
 def test_a_group_is_one_script_with_its_largest_stages_resources_and_a_step_for_each(runs):
     wanted = ["preprocess.resources={cpus_per_host: 2, walltime_minutes: 5}"]
     wanted += ["train.resources={cpus_per_host: 4, gpus_per_host: 2, walltime_minutes: 30}"]
-    wanted += ["compare.resources.walltime_minutes=5"]
+    wanted += ["compare.resources={cpus_per_host: 1, walltime_minutes: 5}"]
     resolved, plan = runs.load(GROUPED, wanted), runs.plan(GROUPED, wanted)
     profile = profile_model()(executor="slurm", workspace=str(runs.workspace.root))
 
@@ -49,12 +49,29 @@ def test_a_group_is_one_script_with_its_largest_stages_resources_and_a_step_for_
         f"--gpus-per-host {count}" for count in (0, 2, 0)
     ]
     assert script.count("--seconds-to-warning $((2280 - SECONDS))") == 3
+    assert "--seconds-to-end $((2280 - SECONDS < 1800 ? 2280 - SECONDS : 1800))" in script
     assert rendered["train"] == "stage 'train' runs in the job of stage 'preprocess'"
     capped = profile.model_copy(
         update={"slurm": profile.slurm.model_copy(update={"walltime_minutes": 35})}
     )
     rendered = dict(rendered_submissions(resolved, capped, runs.workspace, plan, {}))
     assert "#SBATCH --time=35\n" in rendered["preprocess"]
+
+
+def test_each_step_of_a_group_has_the_jobs_memory_where_that_is_divided_by_cpus(runs):
+    sizes = {"preprocess": (4, 8), "train": (2, 8), "compare": (1, 2)}
+    wanted = [
+        f"{stage}.resources={{cpus_per_host: {cpus}, memory_gib: {memory}}}"
+        for stage, (cpus, memory) in sizes.items()
+    ]
+    resolved, plan = runs.load(GROUPED, wanted), runs.plan(GROUPED, wanted)
+    settings = {"executor": "slurm", "workspace": str(runs.workspace.root)}
+    profile = profile_model()(**settings, slurm={"memory_option": "mem-per-cpu"})
+
+    rendered = dict(rendered_submissions(resolved, profile, runs.workspace, plan, {}))
+
+    assert "#SBATCH --mem-per-cpu=2048M" in rendered["preprocess"]
+    assert rendered["preprocess"].count("--mem=0") == 3
 
 
 def test_ahead_no_stage_waits_for_the_middle_of_a_group(runs):

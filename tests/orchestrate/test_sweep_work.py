@@ -14,7 +14,10 @@ def jobs(runs):
     """What would be submitted for points of a pipeline, as one line a stage."""
 
     def jobs(text, *points):
-        planned = [(runs.load(text, one), runs.plan(text, one)) for one in points]
+        profile = profile_model()(executor="slurm", workspace=str(runs.workspace.root))
+        planned = [
+            PlannedPoint((), runs.load(text, one), profile, runs.plan(text, one)) for one in points
+        ]
         return [one.describe() for one in planned_jobs(planned, runs.workspace)]
 
     return jobs
@@ -56,8 +59,13 @@ def test_each_point_has_its_own_job_for_a_group(jobs):
 @pytest.mark.slow
 def test_what_is_published_is_not_submitted(jobs, runs):
     runs.complete(TWO_STAGES, ["train.learning_rate=1.0"])
+    grouped = TWO_STAGES.replace("}", ", group: small}")
 
     assert jobs(TWO_STAGES, *rates(1.0, 2.0, 3.0)) == ["train: 2 jobs"]
+    assert jobs(grouped, *rates(1.0, 2.0), ["preprocess.count=4"]) == [
+        "preprocess, train: 1 job",
+        "train: 1 job",
+    ]
 
 
 def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from_has(runs):

@@ -1,9 +1,9 @@
 """Low-rank adaptation: train two thin factors beside each kernel, and add their product to it.
 
 Which dims of a kernel are inputs and which outputs comes from what the function computes, so it
-holds for any model. Activations that are multiplied with a kernel are multiplied with its factors
-beside it; whatever else is done with a kernel is done with the sum of both, in a scan over layers
-one layer at a time.
+holds for any model. Activations that are multiplied by a kernel are multiplied by its factors, too,
+and the two results are added; any other operation gets the sum of kernel and factors, in a scan
+over layers one layer at a time.
 Dims in this file: R rank.
 Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, v) has one A, unless
 they are asked to be `separate`.
@@ -51,6 +51,8 @@ from redco_flow.engine.step.lora_targets import (
 from redco_flow.engine.step.model_flops import LowRank, Mark
 from redco_flow.engine.step.quantization import BaseDtype, Blocks, EachOutput, Quantization
 
+# A cast to another dtype changes more of a kernel than its last digits, and so of its factors.
+_ROUNDED_BY_CASTS = (jnp.float32, jnp.bfloat16, jnp.float16)
 BASE, FACTORS, SCALES = "base", "lora", "scales"
 
 
@@ -129,9 +131,11 @@ class _Adapted(Deferred):
         deferred: Sequence[Deferred | None],
         shared: SharedInputs,
     ) -> list[Outcome] | None:
-        """Cast it later, and multiply by kernel and factors each for itself."""
+        """Defer casts; multiply by the kernel and by the factors, and add the results."""
         if equation.primitive.name == "convert_element_type":
             dtype = equation.params["new_dtype"]
+            if dtype not in _ROUNDED_BY_CASTS:
+                return None
             return [(values[0], replace(self, casts=(*self.casts, dtype)))]
         has_magnitudes = len(values[deferred.index(self)]) > 3 + (self.stored is not None)
         if sum(how is not None for how in deferred) > 1 or has_magnitudes:
@@ -160,7 +164,7 @@ class _Adapted(Deferred):
                 change = _spread(
                     change, position, self.parts[1], kernel.shape[self.parts[0]], fill=0
                 )
-            return result + change.astype(result.dtype)
+            return result + change
 
         if values[side][0].dtype != dtype:  # made again in the backward pass, not kept
             multiply = jax.checkpoint(multiply, prevent_cse=not self.is_row)

@@ -9,12 +9,25 @@ Source: Hu et al. 2021, LoRA, equation 3.
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+_PLAIN_RULES: set[Any] = set()
+
+
+def plain_product_rule(backward: _Rule) -> _Rule:
+    """Declare a `jax.custom_vjp`'s backward rule to give what JAX's own gives of a product.
+
+    The function must be one `dot_general` of activations and a kernel. Other functions with rules
+    of their own get kernels to which the factors' product was added.
+    """
+    _PLAIN_RULES.add(backward)
+    return backward
 
 
 @dataclass(frozen=True)
@@ -26,12 +39,16 @@ class KernelProduct:
         kernel: of the kernel's.
         result: of the result's.
         contracted: those that are summed over.
+        dtype: of the result.
+        precision: as in `jax.lax.dot_general`.
     """
 
     x: str
     kernel: str
     result: str
     contracted: frozenset[str]
+    dtype: Any
+    precision: Any
 
     @classmethod
     def read(cls, equation: Any, side: int, kernel: str) -> Self | None:
@@ -41,10 +58,12 @@ class KernelProduct:
             side: of the kernel among its two operands.
             kernel: a small letter for each of the kernel's dims.
         """
-        numbers = _dimension_numbers(equation)
-        if numbers is None or len(equation.invars) != 2:
+        product = _product(equation)
+        if product is None or not jnp.issubdtype(
+            equation.invars[1 - side].aval.dtype, jnp.floating
+        ):
             return None
-        contracted, batch = numbers
+        contracted, batch = product.params["dimension_numbers"]
         letters = dict(enumerate(string.ascii_uppercase[: equation.invars[1 - side].aval.ndim]))
         for dims in (contracted, batch):
             letters |= {
@@ -55,10 +74,17 @@ class KernelProduct:
         shared = "".join(kernel[position] for position in batch[side])
         summed = {kernel[position] for position in contracted[side]}
         free = [one for one in "".join(sides) if one not in {*shared, *summed}]
-        return cls(x, kernel, shared + "".join(free), frozenset(summed))
+        return cls(
+            x,
+            kernel,
+            shared + "".join(free),
+            frozenset(summed),
+            equation.outvars[0].aval.dtype,
+            product.params["precision"],
+        )
 
     def of_factors(self, x: jax.Array, a: jax.Array, b: jax.Array, factors: str) -> jax.Array:
-        """Return the result's dims of (x A) B, in the dtype of x.
+        """Return (x A) B with the result's dims and dtype, multiplied in the dtype of x.
 
         Args:
             factors: the einsum from A and B to the kernel.
@@ -67,24 +93,24 @@ class KernelProduct:
         kept = [one for one in self.x if one not in self.contracted]
         apart = [one for one in of_a if one not in {*kept, *self.contracted}]
         between = "".join([*kept, *apart])
-        inner = jnp.einsum(f"{self.x},{of_a}->{between}", x, a.astype(x.dtype))
-        result: jax.Array = jnp.einsum(f"{between},{of_b}->{self.result}", inner, b.astype(x.dtype))
+        a, b = a.astype(x.dtype), b.astype(x.dtype)
+        inner = jnp.einsum(f"{self.x},{of_a}->{between}", x, a, precision=self.precision)
+        result: jax.Array = jnp.einsum(
+            f"{between},{of_b}->{self.result}",
+            inner,
+            b,
+            precision=self.precision,
+            preferred_element_type=self.dtype,
+        )
         return result
 
 
-_Numbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-
-
-def _dimension_numbers(equation: Any) -> _Numbers | None:
-    """Return those of a dot_general, or of one that is all that a custom derivative is given to."""
+def _product(equation: Any) -> Any:
+    """Return the `dot_general` that an operation is; None where it is something else."""
     if equation.primitive.name == "dot_general":
-        numbers: _Numbers = equation.params["dimension_numbers"]
-        return numbers
-    inner = equation.params.get("call_jaxpr")
-    if inner is None or not equation.primitive.name.startswith("custom_vjp_call"):
+        return equation
+    rule = getattr(equation.params.get("bwd"), "f", None)
+    if rule not in _PLAIN_RULES:
         return None
-    jaxpr = inner.jaxpr
-    is_alone = len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name == "dot_general"
-    if not is_alone or jaxpr.eqns[0].invars != jaxpr.invars:
-        return None
-    return _dimension_numbers(jaxpr.eqns[0])
+    (product,) = equation.params["call_jaxpr"].jaxpr.eqns
+    return product

@@ -37,7 +37,6 @@ async def allocate(
     resources: JobResources,
     owner: Mapping[str, Any],
     snapshot: CodeSnapshot,
-    cache: Path,
 ) -> Allocation:
     """Try once to take as many hosts as the job needs.
 
@@ -50,7 +49,7 @@ async def allocate(
     groups = eligible_hosts(settings, resources)
     for group in groups:
         connections = [HostConnection(host, settings, snapshot) for host in group]
-        opened = await asyncio.gather(*(_open(one, cache) for one in connections))
+        opened = await asyncio.gather(*(_open(one) for one in connections))
         usable = []
         for connection, problem in zip(connections, opened, strict=True):
             if problem is None:
@@ -72,9 +71,9 @@ async def allocate(
     return Allocation([], why_not)
 
 
-async def _open(connection: HostConnection, cache: Path) -> HostRefused | HostUnreachable | None:
+async def _open(connection: HostConnection) -> HostRefused | HostUnreachable | None:
     try:
-        await connection.open(cache)
+        await connection.open()
     except (HostRefused, HostUnreachable) as error:
         return error
     return None

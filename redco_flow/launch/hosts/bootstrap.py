@@ -1,11 +1,13 @@
 """Make a host ready to run our code: check its directory, and unpack and verify what was shipped.
 
-Runs there as `python -I - ACTION DIRECTORY DIGEST`, before anything of ours is there: it comes on
-standard input, uses the standard library alone, and answers with one line of JSON.
+Runs there with the arguments ACTION DIRECTORY DIGEST, before anything of ours is there: it comes on
+standard input, followed by the archive where ACTION is `unpack`, uses the standard library alone,
+and answers with one line of JSON.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -42,20 +44,29 @@ def check(directory: Path, digest: str) -> dict[str, Any]:
 
 
 def unpack(directory: Path, digest: str) -> dict[str, Any]:
-    """Unpack the archive that has arrived, under its digest, if it is what the digest says."""
-    archive = directory / "incoming" / f"{digest}.tar.gz"
+    """Unpack the archive on standard input, under its digest, if it is what the digest says."""
     final = directory / "code" / digest
     temporary = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=directory / "code"))
     try:
-        with tarfile.open(archive) as file:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as file:
             file.extractall(temporary, filter="data")
         changed = changed_files(temporary, digest)
-        if not changed and not final.is_dir():  # another launcher may have been faster
-            temporary.rename(final)
+        if not changed:
+            _rename(temporary, final)
+    except OSError as error:
+        error.filename = error.filename or str(temporary)  # a full disk is reported without one
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        archive.unlink(missing_ok=True)
     return {"changed": changed}
+
+
+def _rename(temporary: Path, final: Path) -> None:
+    try:
+        temporary.rename(final)
+    except OSError:
+        if not final.is_dir():  # another launcher may have been faster
+            raise
 
 
 def changed_files(folder: Path, digest: str) -> list[str]:
@@ -93,7 +104,11 @@ def main(arguments: list[str]) -> dict[str, Any]:
     action, directory, digest = arguments
     try:
         return {"check": check, "unpack": unpack}[action](Path(directory).expanduser(), digest)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = ": free space there, or choose another directory" if full else ""
+        return {"problem": f"{error.filename}: {error.strerror or error}{advice}"}
+    except (EOFError, zlib.error, tarfile.TarError) as error:
         return {"problem": f"{type(error).__name__}: {error}"}
 
 

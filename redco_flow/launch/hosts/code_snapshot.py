@@ -14,9 +14,10 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from redco_flow import search_path
 from redco_flow.errors import UsageError
@@ -27,7 +28,8 @@ MANIFEST = "manifest.json"
 _MAX_FILE_BYTES = 1 << 20  # source is small; data that git does not ignore is not
 _MAX_FILES = 20_000
 _PACKAGE = Path(__file__).parents[2]
-_LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+"""Folders that are not taken."""
 
 
 Source = Path | bytes
@@ -67,14 +69,14 @@ class CodeSnapshot:
             search_path.LAST_VARIABLE: os.pathsep.join(f"{folder}/{index}" for index in self.last),
         }
 
-    def write(self, path: Path) -> None:
+    def write(self, target: BinaryIO) -> None:
         """Write the archive: a tar file, compressed by gzip.
 
         Raises:
             OSError: the disk is full or read-only.
             UsageError: a file changed since the snapshot was taken.
         """
-        with gzip.open(path, "wb", compresslevel=3) as file:
+        with gzip.open(target, "wb", compresslevel=3) as file:
             with tarfile.open(fileobj=file, mode="w") as archive:
                 _add(archive, MANIFEST, self.manifest)
                 for name, source in self.files.items():
@@ -102,13 +104,19 @@ def take_snapshot() -> CodeSnapshot:
     return _snapshot(files, roots, first, last)
 
 
-def take_user_snapshot(more: Mapping[str, Source]) -> tuple[CodeSnapshot, str]:
-    """Return this process's code without this package, and the current directory's folder in it.
+def take_user_snapshot(
+    more: Mapping[str, Source], is_secret: Callable[[str], bool]
+) -> tuple[CodeSnapshot, str, list[Path]]:
+    """Return this process's code without this package.
 
     Profiles of the current directory are in it, whether git tracks them or not.
 
     Args:
         more: further files, by their path below the current directory.
+        is_secret: says of a file's name whether it is left out, unless it is in `more`.
+
+    Returns:
+        The code, the current directory's folder in it, and the files that were left out.
 
     Raises:
         UsageError: as of `take_snapshot`.
@@ -124,10 +132,14 @@ def take_user_snapshot(more: Mapping[str, Source]) -> tuple[CodeSnapshot, str]:
         if not (isinstance(source, Path) and source.is_relative_to(_PACKAGE))
     }
     own = str(roots.index(here))
+    left_out = [source for source in files.values() if isinstance(source, Path)]
+    left_out = [path for path in left_out if is_secret(path.name)]
+    files = {name: source for name, source in files.items() if source not in left_out}
     profiles = filter(_is_source, here.glob("cluster_profiles/**/*.y*ml"))
     added = {path.relative_to(here).as_posix(): path for path in profiles}
     files |= {f"{own}/{name}": source for name, source in (added | dict(more)).items()}
-    return _snapshot(files, roots, first, last), own
+    left_out = [path for path in left_out if path not in more.values()]
+    return _snapshot(files, roots, first, last), own, left_out
 
 
 def _search_path() -> tuple[list[Path], list[Path]]:
@@ -201,7 +213,7 @@ def _git_files(root: Path, *options: str) -> list[str] | None:
 def _python_files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
-            name for name in folders if name not in _LEFT_OUT and not name.startswith(".")
+            name for name in folders if name not in LEFT_OUT and not name.startswith(".")
         )
         for name in sorted(names):
             path = Path(folder, name)

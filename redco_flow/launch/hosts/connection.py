@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -19,17 +20,18 @@ from redco_flow.launch.hosts.code_snapshot import CodeSnapshot, bootstrap_progra
 from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.launch.hosts.file_sets import FileSet, put_in_place, wanted
 from redco_flow.launch.hosts.ssh import (
+    FROM_STDIN,
     HostRefused,
     SshConnection,
     SshSettings,
     Talk,
     connect,
+    program_line,
 )
 from redco_flow.records import write_text
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.workspace import Workspace
 
-_SECONDS_TO_UNPACK = 120.0
 _SECONDS_TO_PLACE = 3600.0
 
 
@@ -91,11 +93,10 @@ class HostConnection:
         """The host's own workspace, for what is not shared; its paths are not for this machine."""
         return Workspace(Path(self.directory) / "workspace")
 
-    async def open(self, cache: Path, connection: SshConnection | None = None) -> None:
+    async def open(self, connection: SshConnection | None = None) -> None:
         """Connect, and ship the code if the host has not got it.
 
         Args:
-            cache: a folder here, for the archive.
             connection: an open one, to use instead.
 
         Raises:
@@ -105,15 +106,15 @@ class HostConnection:
         self.close()
         settings = SshSettings(self._settings.known_hosts)
         self._connection = connection or await connect(self.host, settings)
-        found = await self._bootstrap("check")
+        found = self._answer(await self._connected.run(self._bootstrap, self._program("check")))
         self.directory, self._code = found["directory"], found["code"]
         if not found["has_code"]:
-            await self._ship_code(cache)
+            await self._ship_code()
         elif found["changed"]:
             raise HostRefused(
                 f"the code on {self.label} is not what was shipped: {_some(found['changed'])} in "
-                f"{self._code} (SHA-256 differs). Nothing ran. Delete that folder there, and it "
-                f"is uploaded again."
+                f"{self._code} (SHA-256 differs). Nothing ran. Delete that folder there once no "
+                f"job uses it, and it is uploaded again; code with any change gets its own folder."
             )
         self._is_ready = True
 
@@ -206,21 +207,21 @@ class HostConnection:
         """The interpreter; `~` is the home directory, where a login begins."""
         return [self._settings.python.removeprefix("~/")]
 
-    async def _bootstrap(self, action: str, seconds: float = 60.0) -> dict[str, Any]:
-        arguments = [action, self.host.directory, self._snapshot.digest]
-        command = [*self._python, "-I", "-", *arguments]
-        return self._answer(await self._connected.run(command, bootstrap_program(), seconds))
+    @property
+    def _bootstrap(self) -> list[str]:
+        return [*self._python, "-I", *FROM_STDIN]
 
-    async def _ship_code(self, cache: Path) -> None:
-        digest = self._snapshot.digest
-        cache.mkdir(parents=True, exist_ok=True)
-        archive = cache / f"{digest}.tar.gz"
-        if not archive.exists():
-            unfinished = cache / f".{digest}-{id(self)}.tmp"
-            self._snapshot.write(unfinished)
-            unfinished.rename(archive)
-        await self._connected.put(archive, f"{self.directory}/incoming/{digest}.tar.gz", 0)
-        answer = await self._bootstrap("unpack", _SECONDS_TO_UNPACK)
+    def _program(self, action: str) -> bytes:
+        arguments = (action, self.host.directory, self._snapshot.digest)
+        return program_line(bootstrap_program(), *arguments)
+
+    async def _ship_code(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(self._program("unpack"))
+            await asyncio.to_thread(self._snapshot.write, file)
+            file.seek(0)
+            said = await self._connected.run(self._bootstrap, file, _SECONDS_TO_PLACE)
+        answer = self._answer(said)
         if answer["changed"]:
             raise HostRefused(
                 f"the code arrived on {self.label} damaged: {_some(answer['changed'])}."

@@ -97,7 +97,7 @@ class JobController:
         while not job.record.is_shared:
             try:
                 if not connection.is_open:
-                    await connection.open(job.code_cache)
+                    await connection.open()
                 return await collect_result(connection, job)
             except (RedcoFlowError, OSError) as error:
                 connection.close()
@@ -114,7 +114,7 @@ class JobController:
         for connection in job.connections:
             with contextlib.suppress(RedcoFlowError, OSError):
                 if not connection.is_open:
-                    await connection.open(job.code_cache)
+                    await connection.open()
                 await connection.ask("release", directory=connection.directory, owner=job.owner)
                 await delete_jobs(connection, job.attempts)
 

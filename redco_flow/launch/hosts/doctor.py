@@ -76,7 +76,7 @@ async def _report(
     connection: HostConnection, workspace: Workspace, trial: SharedTrial, name: str
 ) -> HostReport:
     try:
-        await connection.open(workspace.cache / "code")
+        await connection.open()
         found = await connection.ask("probe", directory=connection.directory)
         if not await is_shared(workspace, [connection]):
             return HostReport(connection.host, "", found)

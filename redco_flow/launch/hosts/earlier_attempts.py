@@ -66,7 +66,7 @@ async def delete_jobs(connection: HostConnection, attempts: Iterable[AttemptDire
 
 async def _clean(connection: HostConnection, workspace: Workspace, *, dry_run: bool) -> CleanedHost:
     try:
-        await connection.open(workspace.cache / "code")
+        await connection.open()
         jobs = await _jobs(connection, _ended(workspace), fetch=not dry_run)
         asked = {"directory": connection.directory, "jobs": jobs, "dry_run": dry_run}
         found = await connection.ask("clean", _SECONDS_TO_CLEAN, **asked)

@@ -150,7 +150,7 @@ class GroupFollowing:
         while True:
             try:
                 if not connection.is_open:
-                    await connection.open(self._job.code_cache)
+                    await connection.open()
                 fates = await self._listen(connection)
                 self._hear_again(connection)
                 return fates

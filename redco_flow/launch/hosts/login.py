@@ -7,28 +7,54 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from redco_flow.launch.hosts.code_snapshot import CodeSnapshot
 from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.launch.hosts.connection import HostConnection
-from redco_flow.launch.hosts.ssh import HostRefused, SshConnection, SshSettings, connect
+from redco_flow.launch.hosts.ssh import (
+    FROM_STDIN,
+    HostRefused,
+    SshConnection,
+    SshSettings,
+    connect,
+    program_line,
+)
 from redco_flow.spec.ssh import LoginNode, SshTarget
 
 # Before anything of ours is known to be there: for any Python. The current directory is no package.
-_PROBE = """\
+_PROBE = b"""\
 import sys
 sys.path[:1] = []
 try:
     from redco_flow import __version__ as version
 except ImportError:
     version = ""
-import json, os
-print(json.dumps({"version": version, "home": os.path.expanduser("~")}))
+import json, os, pwd
+try:
+    user = pwd.getpwuid(os.getuid()).pw_name
+except KeyError:
+    user = str(os.getuid())
+print(json.dumps({"version": version, "home": os.path.expanduser("~"), "user": user}))
 """
-_IN_FOLDER = 'cd "$0" && exec "$@"'
+_STARTER = b"""\
+import json, os, signal, subprocess, sys, threading
+folder, variables, ends, command = json.loads(sys.argv[1])
+os.chdir(folder)
+os.environ.update(variables)
+if not ends:
+    os.execvp(command[0], command)
+child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+def watch():
+    os.read(0, 1)
+    os.killpg(child.pid, signal.SIGTERM)
+threading.Thread(target=watch, daemon=True).start()
+code = child.wait()
+sys.exit(code if code >= 0 else 128 - code)
+"""
+_FOLLOWING = ("attach", "logs", "status")
 _NO_PROGRAM = (126, 127)  # of a shell: it cannot be executed, it is not there
 
 Take = Callable[[bytes], None]
@@ -51,15 +77,16 @@ class LoginSession:
     """An open connection to a login node that has redco-flow; `open_session` makes one.
 
     Args:
-        home: the user's home directory there.
-        version: of redco-flow there.
+        found: the user's `home` and name there, and the `version` of redco-flow.
     """
 
-    def __init__(self, node: LoginNode, connection: SshConnection, home: str, version: str) -> None:
+    def __init__(
+        self, node: LoginNode, connection: SshConnection, found: Mapping[str, str]
+    ) -> None:
         self.node = node
-        self.version = version
+        self.version = found["version"]
         self._connection = connection
-        self._home = home
+        self._home, self._user = found["home"], found["user"]
 
     @property
     def workspace(self) -> str:
@@ -80,11 +107,13 @@ class LoginSession:
             HostUnreachable: the connection broke.
         """
         place = place or Place(self._home, {})
-        known = {"REDCO_FLOW_WORKSPACE": self.workspace} | place.variables
-        variables = [f"{name}={value}" for name, value in known.items()]
-        program = [_below(self._home, self.node.python), "-P", "-m", "redco_flow.cli.main", *words]
-        command = ["sh", "-c", _IN_FOLDER, place.folder, "env", *variables, *program]
-        return await self._connection.stream(command, output, errors)
+        variables = {"REDCO_FLOW_WORKSPACE": self.workspace} | place.variables
+        command = [_below(self._home, self.node.python), "-P", "-m", "redco_flow.cli.main", *words]
+        ends = words[0] in _FOLLOWING  # with the connection, not when it has something to print
+        said = program_line(_STARTER, json.dumps([place.folder, variables, ends, command]))
+        return await self._connection.stream(
+            _python(self.node), output, errors, said, keeps_open=ends
+        )
 
     async def call(self, words: Sequence[str], place: Place | None = None) -> tuple[int, str, str]:
         """Run a command line to its end; return its exit code, output and error output.
@@ -97,24 +126,21 @@ class LoginSession:
         code = await self.stream(words, output.append, errors.append, place)
         return code, _text(output), _text(errors)
 
-    async def ship(self, snapshot: CodeSnapshot, own: str, user: str, cache: Path) -> Place:
+    async def ship(self, snapshot: CodeSnapshot, own: str) -> Place:
         """Copy code there, unless it is there already; return its place.
 
         Args:
             own: the current directory's folder in the snapshot.
-            user: has a folder of this name for code there.
-            cache: a folder here, for the archive.
 
         Raises:
             HostUnreachable: the connection broke; an incomplete copy is not used.
             HostRefused: it cannot be written there, or what is there was changed.
         """
         target = self.node.model_dump(mode="json", include=set(SshTarget.model_fields))
-        host = Host(**target, directory=f"{self.workspace}/submissions/{user}")
+        host = Host(**target, directory=f"{self.workspace}/submissions/{self._user}")
         settings = Config().model_copy(update={"python": self.node.python})  # or a name in PATH
         copied = HostConnection(host, settings, snapshot)
-        await copied.open(cache, self._connection)
-        (cache / f"{snapshot.digest}.tar.gz").unlink(missing_ok=True)
+        await copied.open(self._connection)
         return Place(f"{copied.code}/{own}", copied.search_variables)
 
     async def get(self, source: str, target: Path) -> None:
@@ -141,8 +167,8 @@ async def open_session(node: LoginNode, version: str) -> AsyncIterator[LoginSess
     try:
         output: list[bytes] = []
         errors: list[bytes] = []
-        program = node.python.removeprefix("~/")  # a login begins in the home directory
-        code = await connection.stream([program, "-c", _PROBE], output.append, errors.append)
+        said = program_line(_PROBE)
+        code = await connection.stream(_python(node), output.append, errors.append, said)
         answers = [line for line in output if line.startswith(b"{")]
         if code in _NO_PROGRAM:
             raise HostRefused(
@@ -161,9 +187,14 @@ async def open_session(node: LoginNode, version: str) -> AsyncIterator[LoginSess
                 f"{node.python} -m pip install redco-flow=={version}`, or name the interpreter "
                 f"that has it by `python` under `ssh:` of a profile."
             )
-        yield LoginSession(node, connection, found["home"], found["version"])
+        yield LoginSession(node, connection, found)
     finally:
         connection.close()
+
+
+def _python(node: LoginNode) -> list[str]:
+    """Return a command that runs the program on its standard input."""
+    return [node.python.removeprefix("~/"), *FROM_STDIN]  # a login begins in the home directory
 
 
 def _below(home: str, path: str) -> str:

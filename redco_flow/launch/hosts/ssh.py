@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from redco_flow.errors import ClusterUnreachable
 from redco_flow.local_paths import expanded
@@ -45,7 +44,8 @@ def about_key(host: SshTarget, known: Path, reason: str) -> str:
     return (
         f"the host key of {host.label} is not known ({reason}): add it with `{scan}` after "
         f"comparing it with what the machine itself shows (ssh-keygen -lf "
-        f"/etc/ssh/ssh_host_ed25519_key.pub)."
+        f"/etc/ssh/ssh_host_ed25519_key.pub). If it is an alias of ~/.ssh/config, "
+        f"`ssh {host.address}` once asks instead."
     )
 
 
@@ -63,6 +63,17 @@ _SECONDS_TO_CONNECT = 10
 _SECONDS_BETWEEN_KEEPALIVES = 3
 _NUM_UNANSWERED_KEEPALIVES = 3
 _CHUNK_BYTES = 8 << 20
+
+
+FROM_STDIN = ("-c", 'import sys;exec(getattr(sys.stdin,"buffer",sys.stdin).readline())')
+"""Arguments of a Python that reads its program from standard input: nothing in them, and nothing of
+the program, is special to any login shell."""
+
+
+def program_line(program: bytes, *arguments: str) -> bytes:
+    """Return the line with which a Python that was started by `FROM_STDIN` runs the program."""
+    words = f"sys.argv[1:] = {list(arguments)!a}; exec(compile({program!a}, 'program', 'exec'))\n"
+    return words.encode()
 
 
 class HostUnreachable(ClusterUnreachable):
@@ -103,7 +114,9 @@ class SshConnection:
         self._jump = jump
         self._sftp: asyncssh.SFTPClient | None = None
 
-    async def run(self, command: Sequence[str], said: bytes = b"", seconds: float = 60.0) -> bytes:
+    async def run(
+        self, command: Sequence[str], said: bytes | BinaryIO = b"", seconds: float = 60.0
+    ) -> bytes:
         """Run a program to its end; return its output.
 
         Args:
@@ -114,10 +127,11 @@ class SshConnection:
             HostUnreachable: the connection broke, or it took too long.
             HostRefused: it failed; has the end of its error output.
         """
+        given = {"input": said} if isinstance(said, bytes) else {"stdin": said, "bufsize": 1 << 18}
         with self._told_plainly():
             async with asyncio.timeout(seconds):
                 done = await self._connection.run(
-                    shlex.join(command), input=said, encoding=None, check=False
+                    shlex.join(command), **given, encoding=None, check=False
                 )
         if done.exit_status is None:
             raise HostUnreachable(f"{self.host.label}: the connection broke.")
@@ -134,12 +148,16 @@ class SshConnection:
         command: Sequence[str],
         output: Callable[[bytes], None],
         errors: Callable[[bytes], None],
+        said: bytes = b"",
+        *,
+        keeps_open: bool = False,
     ) -> int:
-        """Run a program that gets no input; pass on each line as it comes.
+        """Run a program; pass on each line as it comes.
 
         Args:
-            command: as of `run`.
+            command, said: as of `run`.
             output, errors: take the lines of standard output and of standard error.
+            keeps_open: whether its standard input ends with the connection, not after `said`.
 
         Returns:
             its exit code; as a shell's where a signal ended it.
@@ -147,14 +165,14 @@ class SshConnection:
         Raises:
             HostUnreachable: the connection broke.
         """
-        import asyncssh
-
         with self._told_plainly():
             async with asyncio.timeout(_SECONDS_TO_CONNECT):
-                process = await self._connection.create_process(
-                    shlex.join(command), encoding=None, stdin=asyncssh.DEVNULL
-                )
+                process = await self._connection.create_process(shlex.join(command), encoding=None)
         try:
+            with contextlib.suppress(OSError):  # it has ended already: its exit code says why
+                process.stdin.write(said)
+                if not keeps_open:
+                    process.stdin.write_eof()
             await asyncio.gather(
                 self._pass_on(process.stdout, output), self._pass_on(process.stderr, errors)
             )
@@ -324,10 +342,19 @@ async def connect(host: SshTarget, settings: SshSettings) -> SshConnection:
             advice = about_key(host, settings.known_hosts_file, str(error.reason))
             raise HostRefused(advice) from error
         except asyncssh.PermissionDenied as error:
+            if host.key and _has_passphrase(host.key):
+                raise HostRefused(
+                    f"{host.label}: the key {host.key} has a passphrase, which is never asked "
+                    f"for, and the agent does not have it: `ssh-add {host.key}`."
+                ) from error
             raise HostRefused(
                 f"{host.label} accepts none of our keys ({error.reason}): put the public key into "
                 f"~/.ssh/authorized_keys there, name its private key with `key:`, or add it to "
                 f"the agent (ssh-add). Passwords are never asked for."
+            ) from error
+        except ValueError as error:
+            raise HostRefused(
+                f"{host.label}: ~/.ssh/config, or a key that it names, cannot be read: {error}."
             ) from error
         except (OSError, TimeoutError, asyncssh.Error) as error:
             words = getattr(error, "reason", None) or str(error) or type(error).__name__
@@ -351,10 +378,23 @@ async def _jump(host: SshTarget, settings: SshSettings) -> asyncssh.SSHClientCon
 
 
 def _options(host: SshTarget, settings: SshSettings) -> dict[str, Any]:
-    key = {"client_keys": [host.key]} if host.key else {}
-    if host.key and not os.access(host.key, os.R_OK):
-        raise HostRefused(f"{host.label}: the key file {host.key} cannot be read.")
+    import asyncssh
+
     known = settings.known_hosts_file
+    key: dict[str, Any] = {}
+    path = host.key
+    try:
+        if host.key and _has_passphrase(host.key):
+            public = f"{host.key}.pub"
+            only = {"agent_identities": [public]} if Path(public).is_file() else {}
+            key = {"client_keys": [host.key], "ignore_encrypted": True, **only}
+        elif host.key:
+            key = {"client_keys": [host.key]}
+        path = str(known)
+        if known.is_file():
+            asyncssh.read_known_hosts(path)
+    except (OSError, ValueError) as error:
+        raise HostRefused(f"{host.label}: {path} cannot be read: {error}.") from error
     return {
         # An empty list accepts nothing; None would accept everything.
         "known_hosts": str(known) if known.is_file() else ([], [], []),
@@ -365,6 +405,23 @@ def _options(host: SshTarget, settings: SshSettings) -> dict[str, Any]:
         "keepalive_count_max": _NUM_UNANSWERED_KEEPALIVES,
         **key,
     }
+
+
+def _has_passphrase(key: str) -> bool:
+    """Say whether a private key is encrypted.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is not a key.
+    """
+    import asyncssh
+
+    try:
+        asyncssh.read_private_key(key)
+    except asyncssh.KeyImportError as error:
+        if "assphrase" not in str(error):
+            raise
+        return True
+    return False
 
 
 def _bytes(said: bytes | str | None) -> bytes:

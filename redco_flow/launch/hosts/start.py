@@ -65,11 +65,6 @@ class StartedJob:
         """The name of the stage's working directory, in every workspace."""
         return self.workspace.work_directory(self.call.fingerprint).name
 
-    @property
-    def code_cache(self) -> Path:
-        """The local folder of code archives."""
-        return self.workspace.cache / "code"
-
     def rank_infos(self, connection: HostConnection) -> list[RankInfo]:
         """Return the ranks of one host."""
         resources = self.call.resources
@@ -167,7 +162,7 @@ class JobStart:
         resources = job.call.resources
         while True:
             self._raise_if_cancelled()
-            tried = await allocate(settings, resources, self._job.owner, snapshot, job.code_cache)
+            tried = await allocate(settings, resources, self._job.owner, snapshot)
             if tried.connections:
                 break
             reasons = "; ".join(f"{label}: {why}" for label, why in tried.why_not.items())
@@ -257,7 +252,7 @@ class JobStart:
     async def _preparing(self, connection: HostConnection) -> AsyncIterator[None]:
         """Keep a host's lease while files are copied."""
         if not connection.is_open:
-            await connection.open(self._job.code_cache)
+            await connection.open()
         self._wait(f"is being prepared on {', '.join(self._job.record.hosts)}")
         renewing = asyncio.create_task(self._renew(connection))
         try:

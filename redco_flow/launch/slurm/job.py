@@ -97,6 +97,9 @@ class SlurmJob(CallJob):
         group = [AttemptDirectory(Path(path)) for path in self._record.get("group", ())]
         index = group.index(self.attempt) if group else 0
         self._earlier, self._later = group[:index], group[index + 1 :]
+        self._first = (
+            self._earlier[0] if self._earlier else self.attempt
+        )  # its log has Slurm's words
         self._heartbeats = [HeartbeatWatch(one) for one in (*self._earlier, self.attempt)]
 
     def retry_submission(self, resubmission: Resubmission) -> None:
@@ -379,14 +382,16 @@ class SlurmJob(CallJob):
         self._record.pop("waiting", None)
         self._resubmission = None
         self._vanishing = None
-        write_json(self.attempt.job_path, self._record)
+        for one in (*self._later, self.attempt):
+            record = {**self._record, "attempt": str(one.path)}
+            if one is self.attempt or (one.read_job() or {}).get("job_id") == "":
+                write_json(one.job_path, record)
 
     def _find(self, view: QueueView | None = None) -> bool:
         """Learn the job's id from the job itself, or from Slurm by its name."""
         found = ""
-        first = self._earlier[0] if self._earlier else self.attempt
         with contextlib.suppress(FileNotFoundError):
-            found = (first.path / JOB_ID_FILE).read_text().strip()
+            found = (self._first.path / JOB_ID_FILE).read_text().strip()
         for entry in (view or self._queue.look(urgent=True)).entries.values():
             if not found and entry.name == self._record.get("job_name"):
                 found = self._own_id(entry.job_id.partition("_")[0])
@@ -465,10 +470,11 @@ class SlurmJob(CallJob):
         return status
 
     def _job_log_end(self) -> str:
-        with contextlib.suppress(OSError):
-            text = read_log_end(self.attempt.path / JOB_LOG, _LOG_END_BYTES)
-            return redact_text(text, secret_values(os.environ)).strip()
-        return ""
+        texts = []
+        for path in dict.fromkeys([self._first.path, self.attempt.path]):
+            with contextlib.suppress(OSError):
+                texts.append(read_log_end(path / JOB_LOG, _LOG_END_BYTES))
+        return redact_text("\n".join(texts), secret_values(os.environ)).strip()
 
 
 def _modified_at(path: Path) -> float | None:

@@ -301,8 +301,8 @@ def _ranks(submission: Submission, job: Submission | None = None) -> Iterator[st
     """One supervisor for each rank.
 
     Args:
-        job: of a stage that shares it with others, which may have more ranks; its time runs since
-            the script began.
+        job: of a stage that shares it with others, which may have more ranks. Its time runs since
+            the script began, and the stage ends at the end of its own.
     """
     settings, resources = submission.settings, submission.resources
     arguments = [
@@ -315,10 +315,16 @@ def _ranks(submission: Submission, job: Submission | None = None) -> Iterator[st
     walltime = (job or submission).job_resources.walltime_minutes
     if walltime is not None:
         seconds = walltime * 60 - settings.warning_seconds
-        of_job = f"$(({math.ceil(seconds)} - SECONDS))"
-        arguments.append(f"--seconds-to-warning {of_job if job is not None else seconds}")
+        left = f"{math.ceil(seconds)} - SECONDS"
+        arguments.append(f"--seconds-to-warning {f'$(({left}))' if job is not None else seconds}")
+        if job is not None and resources.walltime_minutes is not None:
+            own = math.ceil(resources.walltime_minutes * 60)
+            arguments.append(f"--seconds-to-end $(({left} < {own} ? {left} : {own}))")
     options = _rank_options(submission)
     if job is not None:
+        if resources.memory_gib is not None and settings.memory_option != "mem":
+            # All of the job's: a step with fewer CPUs or GPUs would get less than it asks for.
+            options.insert(0, "--mem=0")
         options.append(_option("nodes", resources.num_hosts))
         options.append(_option("ntasks-per-node", resources.processes_per_host))
     yield _step(submission, options, "redco_flow.launch.rank", arguments)

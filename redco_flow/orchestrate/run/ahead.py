@@ -228,6 +228,7 @@ class JobChain:
         self._wait_for_room(stage, job, log)
         if attempt.cause is Cause.NEVER_SUBMITTED:
             raise StageFailed(job.status().message)
+        note_rest(self._context, attempt, rest)
         if job.is_unsubmitted:
             return
         names = ", ".join(waits_for)
@@ -235,7 +236,6 @@ class JobChain:
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
         self._context.state_store.set_stage(stage, State.WAITING, event="job_submitted", **fields)
         log(f"{stage} | {text}")
-        note_rest(self._context, attempt, rest, job.job_id)
 
     def _wait_for_room(self, stage: str, job: CallJob, log: Log) -> None:
         """Wait for a job that the cluster refuses for now, but not long: others can be followed."""

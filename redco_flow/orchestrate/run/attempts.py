@@ -21,7 +21,7 @@ from redco_flow.errors import (
     StoppedEarly,
 )
 from redco_flow.launch import disk_reserve
-from redco_flow.launch.call import Call, InputReference, read_call
+from redco_flow.launch.call import Call, InputReference, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.late_records import await_result
@@ -31,6 +31,7 @@ from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest, pause_after
 from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
+from redco_flow.tracking.file_lock import HeldLock, LockRequest
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import (
     StageResult,
@@ -39,6 +40,7 @@ from redco_flow.tracking.results import (
     read_result,
 )
 from redco_flow.tracking.sweep_directory import current_attempt, find_early_stop
+from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
@@ -63,6 +65,10 @@ class StageAttempts:
     ) -> None:
         self.made: dict[str, Mapping[str, str]] = {}
         self.current: dict[str, AttemptDirectory] = {}
+        self.judged: set[AttemptDirectory] = set()  # their jobs have ended without a result
+        self.have_slots: set[str] = set()  # stages
+        self.handed_over: set[str] = set()  # those that no thread follows yet
+        self._claims: dict[str, HeldLock] = {}
         self._found_again: set[AttemptDirectory] = set()
         self._context = context
         self._upstream = upstream
@@ -132,6 +138,59 @@ class StageAttempts:
             found[one] = attempt
         return found
 
+    def claim(self, attempt: AttemptDirectory) -> None:
+        """Claim what an attempt makes, so that other runs submit no job for it meanwhile.
+
+        Without effect where another run has the claim.
+        """
+        if attempt.stage in self._claims:
+            return
+        with suppress(UpstreamMissing):
+            digest = with_inputs(read_call(attempt.call_path)).fingerprint
+            claim = request_claim(self._context.workspace, digest).try_once()
+            if claim is not None:
+                self._claims[attempt.stage] = claim
+
+    def release(self, stage: str) -> None:
+        """Give up the stage's claim and its slot."""
+        if (claim := self._claims.pop(stage, None)) is not None:
+            claim.release()
+        with suppress(KeyError):
+            self.have_slots.remove(stage)
+            self._context.slots.release()
+
+    def hand_over_slot(self, stage: str, to: str) -> None:
+        """Leave a stage's slot to the stage that its job runs next."""
+        if stage in self.have_slots:
+            self.have_slots.remove(stage)
+            self.have_slots.add(to)
+            self.handed_over.add(to)
+
+    def release_ended(self) -> None:
+        """Free slots of stages that have ended in their jobs and that no flow may ever start."""
+        for stage in tuple(self.handed_over):
+            if self.current[stage].read_exit() is not None:
+                self.handed_over.discard(stage)
+                self.release(stage)
+
+    def end_open(self, why: str) -> None:
+        """End the jobs of stages that have not completed: the run ends, and nothing follows them.
+
+        One that was asked to end before is left: it may never do so.
+        """
+        state_store = self._context.state_store
+        for stage, attempt in tuple(self.current.items()):
+            self.release(stage)
+            is_left = attempt.cancel_path.exists() or attempt in self.judged
+            if is_left or state_store.stage(stage)["state"] == State.COMPLETED:
+                continue
+            try:
+                if not self.is_of_another_run(attempt):
+                    end_attempt(attempt, why)
+            except (RedcoFlowError, OSError) as error:  # the run ends all the same
+                fields = {"attempt": attempt.number, "message": str(error)}
+                state_store.note("job_not_cancelled", stage=stage, **fields)
+
     @property
     def stages(self) -> Collection[str]:
         """The stages of this session."""
@@ -173,6 +232,13 @@ class StageAttempts:
             return True
         result = AttemptDirectory(Path(path)).read_result()
         return result is not None and result["outputs"].get(reference.output) == made
+
+
+def request_claim(workspace: Workspace, fingerprint: str) -> LockRequest:
+    """Return the request for the launchers' lock of a fingerprint."""
+    path = workspace.work_directory(fingerprint).with_suffix(".claim")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return LockRequest(path)
 
 
 def end_attempt(attempt: AttemptDirectory, why: str) -> None:

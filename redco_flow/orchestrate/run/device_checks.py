@@ -133,9 +133,20 @@ def _group_problems(
         resources, {**environ, **of_stage.environment}
     )
     notes += said
-    limit, times = of_stage.section.walltime_minutes, resources.walltime_minutes
-    if limit is not None and times == limit:
-        notes.append(f"the job of group '{group}' gets the profile's walltime_minutes, {limit}")
+    each = {name: job_resources(resolved.stages[name], of_stage) for name in stages}
+    for setting in ("cpus_per_host", "memory_gib", "walltime_minutes"):
+        asked = [name for name in stages if getattr(each[name], setting) is not None]
+        silent = [name for name in stages if name not in asked]
+        if asked and silent:
+            first, other = (f"stages.{one[0]}.resources.{setting}" for one in (asked, silent))
+            yield resolved.origins.get(first, origin).problem(
+                f"'{first}': '{silent[0]}' runs in the same job (group '{group}') and asks for no "
+                f"{setting}: set {other}, or leave it out of all stages of the group"
+            )
+    if (minutes := resources.walltime_minutes) is not None:
+        total = sum(one.walltime_minutes or 0 for one in each.values())
+        limited = f"; its stages ask for {total:g} in all" if total > minutes else ""
+        notes.append(f"the job of group '{group}' gets {minutes:g} minutes{limited}")
     for path, message in refused:
         yield origin.problem(f"'{key}': the job of group '{group}': {dotted(path)}: {message}")
 

@@ -111,20 +111,31 @@ def write_rest(
         if earlier is not None:
             end_attempt(earlier, f"stage {attempt.stage}, before it in the same job, runs again")
         waits_for = attempts.open_upstream(name)
-        assert waits_for  # at least the stage before it in the group
+        if not waits_for:  # it begins a job of its own
+            break
         stage = context.pipeline.stages[name]
         found.append(write_attempt_ahead(context, stage, attempts.made, waits_for))
         attempts.current[name] = found[-1]
     return found
 
 
+def next_in_job(
+    context: RunContext, attempts: StageAttempts, stage: str
+) -> AttemptDirectory | None:
+    """Return the attempt that the job of a completed stage runs after it, if there is one."""
+    rest = rest_of_group(context.pipeline, context.profile, context.plan, stage)
+    attempt = attempts.current.get(rest[0]) if rest else None
+    return attempt if attempt is not None and attempt.read_exit() is None else None
+
+
 def note_rest(
-    context: RunContext, attempt: AttemptDirectory, rest: Collection[AttemptDirectory], job_id: str
+    context: RunContext, attempt: AttemptDirectory, rest: Collection[AttemptDirectory]
 ) -> None:
     """Write into the run's state that the stages wait for their turn in the attempt's job."""
-    before = attempt.stage
+    before, job_id = attempt.stage, (attempt.read_job() or {}).get("job_id")
     for one in rest:
-        text = f"job {job_id} runs it after {before}"
-        fields = {"attempt": one.number, "job_id": job_id, "message": text}
+        job = f"job {job_id}" if job_id else f"the job of {attempt.stage}, not submitted yet,"
+        fields = {"attempt": one.number, "message": f"{job} runs it after {before}"}
+        fields |= {"job_id": job_id} if job_id else {}
         context.state_store.set_stage(one.stage, State.WAITING, event="job_submitted", **fields)
         before = one.stage

@@ -171,7 +171,7 @@ def _unique_names(paths: Sequence[Path]) -> Iterator[str]:
 
 _FILE_BEGINS = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _SECRET_FILE = re.compile(
-    r"\.env(?:\..*|rc)?|.*\.env|\.netrc|\.pgpass|\.my\.cnf|\.npmrc|\.pypirc|\.htpasswd|credentials"
+    r"\.env(?:\..*|rc)?|.*\.env|\.netrc|\.pgpass|\.my\.cnf|\.npmrc|\.pypirc|\.htpasswd|credentials(?:\.[a-z]+)?"
     r"|.*\.(?:pem|key|p12|pfx|jks|keystore)|id_(?:rsa|dsa|ecdsa|ed25519)|secrets?\.[a-z]+"
 )
 # A changed or an unchanged line of a hunk: a name and "=" or ":" stay, what follows goes.
@@ -233,7 +233,12 @@ def _without_secrets(patch: str) -> str:
 
 def _holds_secrets(file: str) -> bool:
     """Whether a file's part of a patch is of a kind of file whose every value may be a secret."""
-    return any(map(_SECRET_FILE.fullmatch, _names(file)))
+    return any(map(is_secret_file, _names(file)))
+
+
+def is_secret_file(name: str) -> bool:
+    """Whether a file of this name is of a kind whose every value may be a secret."""
+    return _SECRET_FILE.fullmatch(name) is not None
 
 
 def _names(file: str) -> list[str]:

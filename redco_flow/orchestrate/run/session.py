@@ -207,8 +207,11 @@ class RunSession:
     def _judge(self) -> Outcome:
         if self.context.stop.kind == "detach" and not self._all_ended():
             return Outcome(State.DETACHED, DETACHED_EXIT_CODE, self.context.stop.reason)
+        why = self.context.stop.reason or "the run has ended without it"
         if self._chain is not None:
-            self._chain.end_all(self.context.stop.reason or "the run has ended without it")
+            self._chain.end_all(why)
+        else:
+            self._attempts.end_open(why)
         self._close_stages()
         states = self.context.state_store.stages()
         failed = [name for name, stage in states.items() if stage["state"] == State.FAILED]

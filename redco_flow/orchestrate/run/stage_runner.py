@@ -26,9 +26,10 @@ from redco_flow.orchestrate.run.attempts import (
     claim_for_stage,
     failures_recorded,
     record_completed,
+    request_claim,
 )
 from redco_flow.orchestrate.run.calls import write_attempt
-from redco_flow.orchestrate.run.groups import note_rest, write_rest
+from redco_flow.orchestrate.run.groups import next_in_job, note_rest, write_rest
 from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import write_json
 from redco_flow.runtime.context import FinishedStage
@@ -53,9 +54,7 @@ def fingerprint_locked(
     Args:
         wait: sleeps a moment and may raise to give up; gets the name of what it waits for.
     """
-    path = workspace.work_directory(fingerprint).with_suffix(".claim")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    request = LockRequest(path)
+    request = request_claim(workspace, fingerprint)
     while (claim := request.try_once()) is None:
         wait("another run that makes the same result")
     try:
@@ -136,9 +135,12 @@ class StageRunner:
             RunCancelled: it was cancelled before or while it ran.
             Detached: this process is to end; the stage's job runs on.
         """
-        with failures_recorded(self._state_store, self._stage.name):
-            finished = self._follow_what_is_submitted() or self._reuse_or_submit()
-            said = self._conclude(finished)
+        try:
+            with failures_recorded(self._state_store, self._stage.name):
+                finished = self._follow_what_is_submitted() or self._reuse_or_submit()
+                said = self._conclude(finished)
+        finally:
+            self._attempts.release(self._stage.name)
         record_completed(self._state_store, self._stage.name, finished, said)
         return finished
 
@@ -165,6 +167,7 @@ class StageRunner:
         attempt = self._submitted_attempt()
         while attempt is not None:
             if (finished := self._follow_submitted(attempt)) is not None:
+                self._hand_over()
                 return finished
             self._context.stop.raise_if_set(self._stage.name)
             attempt = self._chain.submit_again(self._stage.name, self._log) if self._chain else None
@@ -187,6 +190,7 @@ class StageRunner:
         """Follow one attempt; None where there is to be another one."""
         from redco_flow.launch.executor import make_executor, reattach
 
+        self._attempts.handed_over.discard(self._stage.name)
         record = attempt.read_job() or {}
         job = self._chain.job_of(attempt) if self._chain is not None else reattach(record)
         if self._attempts.is_of_another_run(attempt):
@@ -197,6 +201,8 @@ class StageRunner:
             )
             executor.take_over(job)
         _write_known_inputs(attempt)
+        if self._chain is None:
+            self._attempts.claim(attempt)
         is_found_again = self._attempts.is_found_again(attempt)
         if is_found_again and (finished := self._follower.result_of(attempt)) is not None:
             return finished
@@ -204,7 +210,7 @@ class StageRunner:
             self._log(f"found job {job.job_id} again (attempt {attempt.number})")
         try:
             event = "job_reattached" if is_found_again else "job_followed"
-            return self._follower.follow(event, attempt, job)
+            return self._follow(event, attempt, job)
         except RetryableFailure:
             return None
         except StageFailed:
@@ -230,6 +236,7 @@ class StageRunner:
 
     def _reuse_or_submit(self) -> Finished:
         self._context.stop.raise_if_set(self._stage.name)
+        self._attempts.release(self._stage.name)
         ingredients, digest = self._attempts.ingredients(self._stage.name)
         # Most second runs end here, without a lock or a slot.
         if (finished := self._reuse(digest)) is not None:
@@ -243,7 +250,9 @@ class StageRunner:
                     made = self._attempts.made
                     attempt = write_attempt(self._context, self._stage, made, ingredients, digest)
                     with suppress(RetryableFailure):
-                        return self._submit(attempt)
+                        finished = self._submit(attempt)
+                        self._hand_over()
+                        return finished
                     self._context.stop.raise_if_set(self._stage.name)
 
     def _reuse(self, digest: str) -> Finished | None:
@@ -270,8 +279,26 @@ class StageRunner:
             write_json(attempt.job_path, job.record())
         if not job.is_unsubmitted:
             self._log(f"job {job.job_id} started; log: {job.paths.stdout}")
-            note_rest(self._context, attempt, rest, job.job_id)
-        return self._follower.follow("job_submitted", attempt, job)
+        note_rest(self._context, attempt, rest)
+        return self._follow("job_submitted", attempt, job)
+
+    def _follow(self, event: str, attempt: AttemptDirectory, job: CallJob) -> Finished:
+        try:
+            return self._follower.follow(event, attempt, job)
+        except StageFailed:
+            self._attempts.judged.add(attempt)
+            raise
+
+    def _hand_over(self) -> None:
+        """Claim what the job makes next, and leave this stage's slot to that stage.
+
+        To be called while this stage is claimed: another run's job would only wait for this one.
+        """
+        after = next_in_job(self._context, self._attempts, self._stage.name)
+        if after is None or self._chain is not None:
+            return
+        self._attempts.claim(after)
+        self._attempts.hand_over_slot(self._stage.name, after.stage)
 
     def _is_forced(self) -> bool:
         """Whether the stage must run although its result stands, and has not run since."""
@@ -291,11 +318,13 @@ class StageRunner:
     def _slot(self) -> Iterator[None]:
         """Hold one of the profile's `max_parallel_stages`."""
         while not self._context.slots.acquire(blocking=False):
+            self._attempts.release_ended()
             self._wait("a free slot (max_parallel_stages)")
+        self._attempts.have_slots.add(self._stage.name)
         try:
             yield
         finally:
-            self._context.slots.release()
+            self._attempts.release(self._stage.name)
 
     def _old_result_set_aside(self, digest: str) -> AbstractContextManager[None]:
         if self._is_forced() or is_doubtful(self._context.workspace, digest):

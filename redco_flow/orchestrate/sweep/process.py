@@ -27,13 +27,14 @@ from redco_flow.orchestrate.prefect.sweep_page import SweepPage
 from redco_flow.orchestrate.run.ahead import SweepQueue
 from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended
 from redco_flow.orchestrate.run.driver import Driver, open_session
+from redco_flow.orchestrate.run.groups import jobs_of_groups
 from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.run.orchestrator import run_and_exit
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.orchestrate.run.stopping import Log, StopRequest
-from redco_flow.orchestrate.sweep.control import request_cancel
+from redco_flow.orchestrate.sweep.control import PlannedPoint, request_cancel
 from redco_flow.orchestrate.sweep.early_stopping import EarlyStopping
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
@@ -223,30 +224,26 @@ def work_keys(
     return keys
 
 
-def planned_jobs(
-    points: Sequence[tuple[ResolvedPipeline, Plan]], workspace: Workspace
-) -> Iterator[StageJobs]:
+def planned_jobs(points: Sequence[PlannedPoint], workspace: Workspace) -> Iterator[StageJobs]:
     """Yield what would be submitted for each stage, before there is a sweep."""
     sources = Sources()
-    keys = [work_keys(pipeline, workspace, sources) for pipeline, _ in points]
-    found: dict[str, StageJobs] = {}  # by the group, or else by the stage
-    for stage in dict.fromkeys(name for pipeline, _ in points for name in pipeline.stages):
-        needing = [
-            number
-            for number, (pipeline, plan) in enumerate(points)
-            if stage in pipeline.stages and _is_open(plan, stage)
-        ]
-        if needing:
-            pipeline, plan = points[needing[0]]
-            upstream = [n for n in upstream_of(pipeline.stages[stage]) if _is_open(plan, n)]
-            group = pipeline.stages[stage].config.group
-            if group and (shared := found.get(f"group {group}")) is not None:
-                found[f"group {group}"] = replace(shared, stage=f"{shared.stage}, {stage}")
-                continue
-            jobs = needing if group else {keys[number][stage] for number in needing}
-            made = StageJobs(stage, len(needing), len(jobs), tuple(upstream))
-            found[f"group {group}" if group else stage] = made
-    yield from found.values()
+    found: dict[tuple[str, ...], list[tuple[str, StageJobs]]] = {}  # by the stages of a job
+    for number, point in enumerate(points):
+        pipeline, plan = point.pipeline, point.plan
+        keys = work_keys(pipeline, workspace, sources)
+        groups = [stages for _, stages in jobs_of_groups(pipeline, point.profile, plan)]
+        alone = set(pipeline.stages).difference(*groups)
+        for stages in [*groups, *((name,) for name in pipeline.stages if name in alone)]:
+            first = pipeline.stages[stages[0]]
+            if _is_open(plan, first.name):
+                key = keys[first.name] if first.config.group is None else f"point {number}"
+                upstream = tuple(name for name in upstream_of(first) if _is_open(plan, name))
+                made = StageJobs(", ".join(stages), 1, 1, upstream)
+                found.setdefault(stages, []).append((key, made))
+    order = list(dict.fromkeys(name for point in points for name in point.pipeline.stages))
+    for stages in sorted(found, key=lambda stages: order.index(stages[0])):
+        jobs = found[stages]
+        yield replace(jobs[0][1], points=len(jobs), jobs=len({key for key, _ in jobs}))
 
 
 def _is_open(plan: Plan, stage: str) -> bool:
