@@ -49,6 +49,7 @@ from redco_flow.text.conversations import (
     check_characters,
     check_messages,
 )
+from redco_flow.text.special_tokens import with_start
 from redco_flow.text.stop_strings import cut_before, settled
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -227,7 +228,8 @@ class Conversant:
         if question.messages is None:
             prompt = question.prompt or ""
             check_characters(prompt, "the prompt")
-            (ids,) = self._tokenizer.encode_batch([prompt])
+            (encoded,) = self._tokenizer.encode_batch([prompt])
+            ids = with_start(encoded, self._tokenizer.prefix_ids)
             if not ids:
                 raise BadConversation("the prompt is empty")
             return ids
