@@ -106,7 +106,7 @@ def encode_ending(
     if room < 1:
         raise ValueError(
             f"the maximal length is {max_length} tokens, and {max_length - room} of them are what "
-            "every text begins and ends with (data.source_suffix, start and end tokens): allow more."
+            "every text begins and ends with (data.source_suffix, start, end): allow more."
         )
     rows, is_cut, num_own_starts, num_own_ends = FlatIds(), [], 0, 0
     is_end_alone = list(ending) == [tokenizer.eos_id]

@@ -36,7 +36,9 @@ def encode(
     """
     prefixed = [source_prefix + source for source in sources]
     suffix = tokenizer.encode_suffix(source_suffix)
-    encoded = partial(encode_ending, tokenizer=tokenizer, start=tokenizer.prefix_ids, with_start=True)
+    encoded = partial(
+        encode_ending, tokenizer=tokenizer, start=tokenizer.prefix_ids, with_start=True
+    )
     source = encoded(
         prefixed,
         max_length=max_source_length,

@@ -12,7 +12,7 @@ from redco_flow.hub import config_in
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.parts.model_directory import find_checkpoint
 from redco_flow.recipes.recipe import CLASSES, Recipe, TokenLengths
-from redco_flow.stages.artifacts.checkpoint import RecipeRecord, TrainedModel
+from redco_flow.stages.artifacts.checkpoint import ModelRecord, TrainedModel
 from redco_flow.stages.artifacts.published import head_problem, labels_of
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -22,12 +22,12 @@ class PretrainedModel(TrainedModel):
     """A model in a directory, or on the hub.
 
     Args:
-        name: of a recipe that reads it.
+        recipe_name: of one that reads it.
         recipe: made around the directory's files.
         texts: the tokenizer, and the longest texts; None of a model without one.
     """
 
-    name: str
+    recipe_name: str
     recipe: Recipe
     texts: TokenLengths | None
 
@@ -56,19 +56,16 @@ class PretrainedModel(TrainedModel):
         return cls(recipe, made, texts)
 
     @cached_property
-    def record(self) -> RecipeRecord:
-        """The recipe and the model, as if it were trained; of step 0."""
+    def record(self) -> ModelRecord:
+        """The recipe and the model; of step 0."""
         texts = self.texts
-        return RecipeRecord(
-            recipe=self.name,
+        return ModelRecord(
+            recipe=self.recipe_name,
             model=self.recipe.model,
             source_length=texts.source_length if texts else 0,
             target_length=texts.target_length if texts else 0,
             tokenizer_digest=texts.tokenizer.digest if texts else "",
             step=0,
-            metrics={},
-            data="",
-            config="",
         )
 
     @property

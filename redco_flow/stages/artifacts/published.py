@@ -97,7 +97,8 @@ def read_published(folder: Path, recipe: str | None = None) -> Published:
         recipe = _recipe_of(folder, config, family)
     elif problem := _recipe_problem(recipe, family):
         raise UsageError(f"recipe={recipe}: {problem}")
-    settings, notes = {}, []
+    settings: dict[str, Any] = {}
+    notes: list[str] = []
     if family in (*IMAGE_ENCODERS, *IMAGE_TO_TEXT):
         settings, notes = _image_settings(folder, config)
     if recipe in _HEADS and recipe != "regression":
