@@ -349,7 +349,7 @@ class GrowingAnswer:
     def finish(self) -> str:
         """Write the rest, and return all of the text; in pieces that is what was written.
 
-        Of a text that is cut within a character, a tokenizer may decode the character before anew.
+        Of a text that is cut within a character, a tokenizer may decode the one before differently.
         """
         text = self._outer(cut_before(self._text(), self._question.stop))
         self._write_to(text)
