@@ -147,12 +147,14 @@ def _project_of_data(
         memory_gib=gpu_memory_gib() if num_gpus else None,
     )
     path = Path("pipelines", f"{name}.yaml")
-    head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}", *notes))
+    data, root = expanded(options.data).absolute(), folder.absolute()
+    is_below = root in data.parents
+    where = " (in this project's folder: paths are relative to the current one)" * is_below
+    head = "".join(f"# {line}\n" for line in (f"redco-flow run {path}{where}", *notes))
     source = f"{path} (not written)"
     document = Document(read_yaml(commented_yaml(values), source).values, {(): Origin(source)})
     load_pipeline(PipelineFile(path, document, ()), looks_into_data=True)
-    data, root = expanded(options.data).absolute(), folder.absolute()
-    if root in data.parents:
+    if is_below:
         values["data"]["dataset"] = escape(f"./{data.relative_to(root)}")
     text = head + commented_yaml(values)
     profile = (_TEXTS / "profile.yaml").read_text().replace("dates.yaml", path.name)

@@ -8,13 +8,14 @@ model's code does not make data stale.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from redco_flow.text.special_tokens import begins_with, take_end, take_start
-from redco_flow.text.tokenizer import FlatIds, TextTokenizer
+from redco_flow.text.tokenizer import INT32, FlatIds, TextTokenizer
 
 TruncationSide = Literal["right", "left"]
 """Which end of a text that is too long is cut off; transformers' name and values."""
@@ -85,6 +86,7 @@ def encode_ending(
     ending: Sequence[int],
     *,
     start: Sequence[int] = (),
+    with_start: bool = False,
     truncation_side: TruncationSide = "right",
 ) -> EndedTexts:
     """Encode texts that all end alike.
@@ -93,16 +95,18 @@ def encode_ending(
         max_length: in tokens, the ending included, which is never cut off.
         ending: where it is the end token alone, a text that ends with it gets no second one.
         start: what comes before every text later on: it is left out of a text that begins with it.
+        with_start: the start is part of each row and of its length.
         truncation_side: which end of a text is cut off.
 
     Raises:
         ValueError: the ending leaves no room for a token of the text.
     """
-    room = max_length - len(ending)
+    first = array(INT32, start if with_start else ())
+    room = max_length - len(first) - len(ending)
     if room < 1:
         raise ValueError(
-            f"the maximal length is {max_length} tokens, and {len(ending)} of them are what "
-            "every text ends with (data.source_suffix, the end token): allow more."
+            f"the maximal length is {max_length} tokens, and {max_length - room} of them are what "
+            "every text begins and ends with (data.source_suffix, start, end): allow more."
         )
     rows, is_cut, num_own_starts, num_own_ends = FlatIds(), [], 0, 0
     is_end_alone = list(ending) == [tokenizer.eos_id]
@@ -114,7 +118,7 @@ def encode_ending(
         if num_over > 0:
             del ids[slice(room, None) if truncation_side == "right" else slice(num_over)]
         ids.extend(ending)
-        rows.append(ids)
+        rows.append(first + ids)
     return EndedTexts(rows, is_cut, num_own_starts, num_own_ends)
 
 

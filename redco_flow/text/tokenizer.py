@@ -94,7 +94,8 @@ class TextTokenizer:
     Args:
         backend: a `tokenizers.Tokenizer`.
         pad_id, eos_id: ids of the two special tokens that every recipe needs; a tokenizer without
-            a padding token, as of most decoder-only models, pads with the end token.
+            a padding token, as of most decoder-only models, pads with the end token; one without
+            an end token, as BERT's, ends texts with its separator, `[SEP]`.
     """
 
     backend: Any
@@ -126,8 +127,11 @@ class TextTokenizer:
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         eos_id = _special_id(backend, config, "eos_token")
         if eos_id is None:
+            eos_id = _special_id(backend, config, "sep_token")
+        if eos_id is None:
             raise UnreadableFile(
-                f"{directory}: the tokenizer has no eos_token; every recipe needs one."
+                f"{directory}: the tokenizer has no eos_token and no sep_token; every recipe needs "
+                "one of them."
             )
         pad_id = _special_id(backend, config, "pad_token")
         return cls(backend, eos_id if pad_id is None else pad_id, eos_id)

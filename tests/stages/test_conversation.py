@@ -211,7 +211,7 @@ def test_pieces_are_whole_characters_and_hold_back_what_may_begin_a_stop_string(
     question = Question([{}], stop=["STOP", "never"], in_pieces=True)
     growing = GrowingAnswer(tokenizer, {tokenizer.eos_id}, question, Event(), pieces.append)
 
-    heard = next(number for number, token in enumerate(ids, 1) if growing.hear(token))
+    heard = next(number for number, token in enumerate(ids, 1) if growing.add(token))
 
     assert growing.finish() == "".join(pieces) == said
     assert len(pieces) > 3

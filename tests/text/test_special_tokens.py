@@ -1,9 +1,11 @@
 """Start and end tokens are there once, whether or not a text brings its own; which end is cut."""
 
+import json
+
 import numpy as np
 import pytest
 from tokenizers import AddedToken, processors
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertTokenizer
 
 from redco_flow.recipes.classification import encode as encode_labelled
 from redco_flow.recipes.language_modeling import build, encode, encode_texts
@@ -81,15 +83,42 @@ def test_plain_texts_have_them_once(tokenizer, reference):
     assert own.counts == {"own_starts": 1, "own_ends": 1}
 
 
-def test_both_sides_of_an_encoder_decoder_end_once(tokenizer):
+def test_both_sides_of_an_encoder_decoder_are_in_the_tokenizers_template(folder, tmp_path):
+    """Oracle: transformers' ids by the template of BART, with which its models are finetuned."""
+    start, end = (("<s>", 275), ("</s>", 1))
+    reference = AutoTokenizer.from_pretrained(folder)
+    reference.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B", special_tokens=[start, end]
+    )
+    reference.save_pretrained(tmp_path)
+    tokenizer = TextTokenizer.load(tmp_path)
+    texts, settings = ["a b c a b c", "c"], LENGTHS | {"max_source_length": 5}
+    expected = reference(texts, truncation=True, max_length=5)["input_ids"]
+
     own, bare = (
-        encode_to_text([source], [target], tokenizer, **LENGTHS)
-        for source, target in (("a b</s>", "c</s>"), ("a b", "c"))
+        encode_to_text(sources, texts, tokenizer, **settings)
+        for sources in ([f"<s>{text}</s>" for text in texts], texts)
     )
 
-    assert list(own.source_ids) == list(bare.source_ids)
-    assert list(own.target_ids) == list(bare.target_ids)
-    assert (own.counts, bare.counts) == ({"own_ends": 2}, {})
+    assert (expected[1][0], expected[1][-1]) == (275, 1)
+    assert list(own.source_ids) == list(bare.source_ids) == expected
+    assert list(bare.target_ids) == reference(texts)["input_ids"]
+    assert (bare.is_source_cut, bare.counts) == ([True, False], {})
+    assert own.counts == {"own_starts": 2, "own_ends": 2}
+
+
+def test_a_tokenizer_of_bert_ends_texts_with_its_separator(tmp_path):
+    """BERT's tokenizers name no end token. Oracle: the ids of transformers."""
+    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"])}
+    BertTokenizer(vocab=words).save_pretrained(tmp_path)
+    assert "eos_token" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
+
+    tokenizer = TextTokenizer.load(tmp_path)
+
+    assert (tokenizer.pad_id, tokenizer.eos_id) == (0, 3)
+    found = encode_labelled(["a a"], [], tokenizer, **LENGTHS)
+    expected = AutoTokenizer.from_pretrained(tmp_path)("a a")["input_ids"]
+    assert list(found.source_ids) == [expected] == [[2, 4, 4, 3]]
 
 
 def test_texts_with_labels_have_them_once(tokenizer):
@@ -128,14 +157,17 @@ def test_the_chosen_end_of_a_source_is_cut_and_its_suffix_is_kept(
     tokenizer, reference, encode_pairs, side
 ):
     """Oracle: transformers' truncation of the same text."""
-    ending = tokenizer.encode_suffix(" c?") + [tokenizer.eos_id] * (encode_pairs is encode_to_text)
-    settings = LENGTHS | {"source_suffix": " c?", "max_source_length": 3 + len(ending)}
+    is_to_text = encode_pairs is encode_to_text
+    start = [*tokenizer.prefix_ids] * is_to_text
+    ending = tokenizer.encode_suffix(" c?") + [tokenizer.eos_id] * is_to_text
+    length = 3 + len(start) + len(ending)
+    settings = LENGTHS | {"source_suffix": " c?", "max_source_length": length}
     reference.truncation_side = side
     kept = reference(SOURCE, add_special_tokens=False, truncation=True, max_length=3)["input_ids"]
 
     found = encode_pairs([SOURCE], ["c"], tokenizer, **settings, truncation_side=side)
 
-    assert list(found.source_ids) == [kept + ending]
+    assert list(found.source_ids) == [start + kept + ending]
     assert found.is_source_cut == [True]
 
 

@@ -159,8 +159,10 @@ class Completions:
         if request.model not in (None, *self._names):
             raise BadRequest(f"unknown model {request.model!r}; known: {', '.join(self._names)}")
         questions = [{**prompt, **request.question()} for prompt in request.prompts]
-        made = _Made(is_chat=is_chat, model=self._names[0])
+        made = _Response(is_chat=is_chat, model=self._names[0])
         if request.stream:
+            for question in questions if len(questions) > 1 else ():
+                self._chat.ask(**question, checks_alone=True)
             return made.events(self._chat, questions, with_usage=request.streams_usage)
         return made.response([self._chat.ask(**question) for question in questions])
 
@@ -181,7 +183,7 @@ def _read(kind: type[_ChatRequest | _TextRequest], body: Mapping[str, Any]) -> A
 Events = Generator[dict[str, Any], None, None]
 
 
-class _Made:
+class _Response:
     """Forms the response to one request."""
 
     def __init__(self, *, is_chat: bool, model: str) -> None:
@@ -220,8 +222,8 @@ class _Made:
                         answers.append(found)
                         end = _reason(found)
                     delta = {**role, **({"content": text} if text or role else {})}
-                    said = {"delta": delta} if self._is_chat else {"text": text}
-                    yield {**common, "choices": [{"index": index, **said, **end}]}
+                    content = {"delta": delta} if self._is_chat else {"text": text}
+                    yield {**common, "choices": [{"index": index, **content, **end}]}
                     role = {}
         if with_usage:
             yield {**common, "choices": [], "usage": _usage(answers)}
@@ -237,6 +239,6 @@ def _reason(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usage(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    asked = sum(answer["num_prompt_tokens"] for answer in found)
-    said = sum(answer["num_tokens"] for answer in found)
-    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+    read = sum(answer["num_prompt_tokens"] for answer in found)
+    written = sum(answer["num_tokens"] for answer in found)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

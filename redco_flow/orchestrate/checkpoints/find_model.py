@@ -13,7 +13,7 @@ from redco_flow.spec.names import import_named
 from redco_flow.tracking.artifacts import Artifact
 from redco_flow.tracking.workspace import Workspace
 
-_PUBLISHED_MODULE = "redco_flow.stages.artifacts.published"  # loaded by name: it is a stage's
+PUBLISHED_MODULE = "redco_flow.stages.artifacts.published"  # loaded by name: it is a stage's
 
 
 def find_model(workspace: Workspace, text: str) -> Artifact | Path:
@@ -58,7 +58,7 @@ def conversing(model: Artifact | Path) -> dict[str, Any]:
     """
     if isinstance(model, Artifact):
         return {"checkpoint": str(model.path)}
-    published = import_named(_PUBLISHED_MODULE).read_published(model)
+    published = import_named(PUBLISHED_MODULE).read_published(model)
     if published.recipe not in ("chat", "language_modeling"):
         raise UsageError(
             f"{model}: the model is of recipe {published.recipe}, which does not converse: "

@@ -99,7 +99,7 @@ class _Handler(RequestHandler):
                     return
         except (BadRequest, CannotConverse) as error:
             self._end_if_died(error)
-            self._refuse(500 if isinstance(error, ProcessDied) else 400, str(error))
+            self._refuse(_status(error), str(error))
             return
         self._send(200, answer)
 
@@ -151,14 +151,20 @@ class _Handler(RequestHandler):
             self.end_headers()
             try:
                 for event in chain([first], events):
+                    if self._has_gone():
+                        return
                     self._write_event(json.dumps(event))
                 self._write_event("[DONE]")
             except CannotConverse as error:
                 self._end_if_died(error)
-                self._write_event(json.dumps(_problem(500, str(error))))
+                self._write_event(json.dumps(_problem(_status(error), str(error))))
 
     def _write_event(self, data: str) -> None:
         self.wfile.write(f"data: {data}\n\n".encode())
+
+
+def _status(error: Exception) -> int:
+    return 500 if isinstance(error, ProcessDied) else 400
 
 
 def _problem(status: int, message: str) -> dict[str, Any]:

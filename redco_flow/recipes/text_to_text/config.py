@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from redco_flow.models.find import ENCODER_DECODERS
 from redco_flow.text.pairs import (
@@ -25,22 +26,26 @@ def encode(
     max_target_length: int,
     truncation_side: TruncationSide = "right",
 ) -> EncodedPairs:
-    """Encode examples; lengths count the suffix and the end token, which are never cut off.
+    """Encode examples in the tokenizer's own template, as published models were trained.
+
+    Of BART that is `<s> text </s>`, of T5 `text </s>`. Lengths count these tokens and the suffix,
+    which are never cut off.
 
     Args:
         truncation_side: which end of a source is cut off.
     """
     prefixed = [source_prefix + source for source in sources]
-    end = [tokenizer.eos_id]
     suffix = tokenizer.encode_suffix(source_suffix)
-    source = encode_ending(
+    encoded = partial(
+        encode_ending, tokenizer=tokenizer, start=tokenizer.prefix_ids, with_start=True
+    )
+    source = encoded(
         prefixed,
-        tokenizer,
-        max_source_length,
-        [*suffix, *end],
+        max_length=max_source_length,
+        ending=[*suffix, *(tokenizer.suffix_ids or [tokenizer.eos_id])],
         truncation_side=truncation_side,
     )
-    target = encode_ending(targets, tokenizer, max_target_length, end)
+    target = encoded(targets, max_length=max_target_length, ending=[tokenizer.eos_id])
     counts = own_token_counts(source, target)
     return EncodedPairs(source.ids, target.ids, source.is_cut, target.is_cut, counts=counts)
 

@@ -36,16 +36,15 @@ CHECKPOINT_FOLDER = "checkpoint"
 
 
 @dataclass(frozen=True)
-class RecipeRecord:
-    """`recipe.json`.
+class ModelRecord:
+    """What a model is used by.
 
     Args:
         model: what the recipe's `build` makes the model from, without any other file.
         source_length, target_length: what batches were padded to in training.
         tokenizer_digest: the tokenizer that the model was trained with; "" where it has none, and
             then both lengths are 0.
-        step, metrics: of this checkpoint.
-        data, config: digests of the dataset and of the training's settings.
+        step: of this checkpoint.
     """
 
     recipe: str
@@ -54,6 +53,17 @@ class RecipeRecord:
     target_length: int
     tokenizer_digest: str
     step: int
+
+
+@dataclass(frozen=True)
+class RecipeRecord(ModelRecord):
+    """`recipe.json`.
+
+    Args:
+        metrics: of this checkpoint.
+        data, config: digests of the dataset and of the training's settings.
+    """
+
     metrics: Mapping[str, float | None]
     data: str
     config: str
@@ -91,7 +101,7 @@ class TrainedModel(ABC):
 
     @property
     @abstractmethod
-    def record(self) -> RecipeRecord:
+    def record(self) -> ModelRecord:
         """The recipe and the model.
 
         Raises:

@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from redco_flow.errors import ArtifactError
+from redco_flow.hub import config_in
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.parts.model_directory import find_checkpoint
-from redco_flow.recipes.recipe import Recipe, TokenLengths
-from redco_flow.stages.artifacts.checkpoint import RecipeRecord, TrainedModel
-from redco_flow.stages.artifacts.published import head_problem
+from redco_flow.recipes.recipe import CLASSES, Recipe, TokenLengths
+from redco_flow.stages.artifacts.checkpoint import ModelRecord, TrainedModel
+from redco_flow.stages.artifacts.published import head_problem, labels_of
 from redco_flow.text.tokenizer import TextTokenizer
 
 
@@ -21,12 +22,12 @@ class PretrainedModel(TrainedModel):
     """A model in a directory, or on the hub.
 
     Args:
-        name: of a recipe that reads it.
+        recipe_name: of one that reads it.
         recipe: made around the directory's files.
         texts: the tokenizer, and the longest texts; None of a model without one.
     """
 
-    name: str
+    recipe_name: str
     recipe: Recipe
     texts: TokenLengths | None
 
@@ -45,24 +46,26 @@ class PretrainedModel(TrainedModel):
         """
         name, revision = str(model["name_or_path"]), model.get("revision")
         folder = find_checkpoint(name, revision=revision, with_weights=False)
-        if problem := head_problem(folder, recipe, model.get("settings") or {}):
+        config = config_in(folder) or {}
+        settings = dict(model.get("settings") or {})
+        if find_recipe(recipe).targets == CLASSES and not settings.get(CLASSES):
+            settings[CLASSES] = labels_of(folder, config)
+        if problem := head_problem(folder, config, recipe, settings):
             raise ArtifactError(problem)
-        return cls(recipe, find_recipe(recipe).make(model, texts), texts)
+        made = find_recipe(recipe).make({**model, "settings": settings}, texts)
+        return cls(recipe, made, texts)
 
     @cached_property
-    def record(self) -> RecipeRecord:
-        """The recipe and the model, as if it were trained; of step 0."""
+    def record(self) -> ModelRecord:
+        """The recipe and the model; of step 0."""
         texts = self.texts
-        return RecipeRecord(
-            recipe=self.name,
+        return ModelRecord(
+            recipe=self.recipe_name,
             model=self.recipe.model,
             source_length=texts.source_length if texts else 0,
             target_length=texts.target_length if texts else 0,
             tokenizer_digest=texts.tokenizer.digest if texts else "",
             step=0,
-            metrics={},
-            data="",
-            config="",
         )
 
     @property

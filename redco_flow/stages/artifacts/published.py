@@ -34,13 +34,18 @@ from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.train.positions import longest_texts
 
 _IMAGE_FILE = "preprocessor_config.json"
-_LABELLED = "ForSequenceClassification"
-_OF_IMAGES = "ForImageClassification"
-_RECIPES = "chat, language_modeling, text_to_text, classification, regression"
+_LABELLED, _OF_IMAGES = "ForSequenceClassification", "ForImageClassification"
+_HEADS = {
+    "classification": _LABELLED,
+    "regression": _LABELLED,
+    "image_classification": _OF_IMAGES,
+}
+_MULTI_LABEL = "multi_label_classification"
 _BILINEAR = 2  # Pillow's number of it
 _MOST_CHAT_TOKENS, _MOST_SOURCE_TOKENS = 8192, 1024
-_MOST_ANSWER_TOKENS, _MOST_TARGET_TOKENS = 256, 128
+MOST_ANSWER_TOKENS, _MOST_TARGET_TOKENS = 256, 128
 _MOST_LABELLED_TOKENS = 512
+_TEMPLATE_OF_PROCESSOR = "chat_template.json"
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,22 @@ def read_published(folder: Path, recipe: str | None = None) -> Published:
         recipe = _recipe_of(folder, config, family)
     elif problem := _recipe_problem(recipe, family):
         raise UsageError(f"recipe={recipe}: {problem}")
-    notes: list[str] = []
     settings: dict[str, Any] = {}
+    notes: list[str] = []
     if family in (*IMAGE_ENCODERS, *IMAGE_TO_TEXT):
         settings, notes = _image_settings(folder, config)
-    if recipe in ("classification", "image_classification"):
-        settings[CLASSES] = labels_of(config)
-    if problem := head_problem(folder, recipe, settings):
+    if recipe in _HEADS and recipe != "regression":
+        settings[CLASSES] = labels_of(folder, config)
+    if problem := head_problem(folder, config, recipe, settings):
         raise UsageError(problem)
-    lengths, answer_length = _lengths(folder, recipe, family)
+    lengths, answer_length, is_ours = _lengths(folder, recipe, family)
+    if is_ours:
+        longest = lengths["max_source_length"]
+        notes.append(
+            f"texts of more than {longest} tokens are cut: preprocess.max_source_length={longest}"
+        )
+    if recipe == "language_modeling" and (folder / _TEMPLATE_OF_PROCESSOR).is_file():
+        notes.append(f"{_TEMPLATE_OF_PROCESSOR} is a processor's, and is not read")
     stated = config.get("dtype") or config.get("torch_dtype")
     dtype = "bfloat16" if stated == "bfloat16" else "float32"
     return Published(recipe, settings, dtype, lengths, answer_length, notes)
@@ -113,34 +125,63 @@ def _recipe_problem(recipe: str, family: str) -> str | None:
         return str(error)
 
 
-def labels_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of a head's classes, those of transformers where it gives none."""
+def labels_of(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return the names of a head's classes, those of transformers where it gives none.
+
+    Raises:
+        UsageError: their numbers are not numbers, or two have one name.
+    """
     named = config.get("id2label")
-    if isinstance(named, Mapping) and named:
-        return [str(named[key]) for key in sorted(named, key=int)]
-    return [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
+    if not isinstance(named, Mapping) or not named:
+        return [f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2))]
+    try:
+        labels = [str(named[key]) for key in sorted(named, key=int)]
+    except ValueError as error:
+        raise UsageError(
+            f"{folder / CONFIG_FILE}: id2label must name classes by their numbers, as "
+            f'{{"0": "no", "1": "yes"}}, and has {", ".join(map(repr, named))}.'
+        ) from error
+    if len({*labels}) < len(labels):
+        raise UsageError(
+            f"{folder / CONFIG_FILE}: id2label gives two classes one name: {', '.join(labels)}."
+        )
+    return labels
 
 
-def head_problem(folder: Path, recipe: str, settings: Mapping[str, Any]) -> str:
-    """Say why a directory has no head of labels for a recipe that needs one; empty where it has."""
-    wanted = {"classification": _LABELLED, "regression": _LABELLED}
-    wanted["image_classification"] = _OF_IMAGES
-    config = config_in(folder)
-    if recipe not in wanted or not isinstance(config, Mapping):
+def head_problem(
+    folder: Path, config: Mapping[str, Any], recipe: str, settings: Mapping[str, Any]
+) -> str:
+    """Say why a directory has no head of labels for a recipe that needs one; empty where it has.
+
+    Args:
+        config: the directory's.
+        settings: the recipe's; `classes` must be the head's, in its order.
+    """
+    if recipe not in _HEADS:
         return ""
-    architecture, labels = _architecture(config), labels_of(config)
-    if not architecture.endswith(wanted[recipe]):
+    architecture = _architecture(config)
+    if not architecture.endswith(_HEADS[recipe]):
         return (
             f"{folder}: the model is a {architecture or 'class that its config.json does not name'}"
             f", which has no parameters that recipe '{recipe}' predicts with: train it first."
         )
-    number = 1 if recipe == "regression" else len(settings.get(CLASSES) or ())
-    if number != len(labels):
+    if config.get("problem_type") == _MULTI_LABEL:
         return (
-            f"{folder}: the model scores {len(labels)} labels ({', '.join(labels[:10])}), and "
-            f"recipe '{recipe}' has {number}."
+            f"{folder}: the model gives a text any number of its classes ({_MULTI_LABEL}), which "
+            "no recipe predicts."
         )
-    return ""
+    labels = labels_of(folder, config)
+    if recipe == "regression":
+        return "" if len(labels) == 1 else f"{folder}: the model scores {len(labels)} labels."
+    classes = list(map(str, settings.get(CLASSES) or ()))
+    is_unnamed = labels == [f"LABEL_{number}" for number in range(len(labels))]
+    fits = len(classes) == len(labels) and is_unnamed and not {*classes} & {*labels}
+    if classes == labels or fits:
+        return ""
+    return (
+        f"{folder}: the model's classes are {', '.join(labels[:10])}, in this order, and those of "
+        f"settings.classes {', '.join(classes[:10])}: leave settings.classes out."
+    )
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -152,8 +193,8 @@ def _recipe_of(folder: Path, config: Mapping[str, Any], family: str) -> str:
     architecture, kind = _architecture(config), config.get("problem_type")
     if architecture.endswith(_OF_IMAGES):
         return "image_classification"
-    if architecture.endswith(_LABELLED) and kind != "multi_label_classification":
-        is_number = kind == "regression" or (kind is None and len(labels_of(config)) == 1)
+    if architecture.endswith(_LABELLED) and kind != _MULTI_LABEL:
+        is_number = kind == "regression" or (kind is None and len(labels_of(folder, config)) == 1)
         return "regression" if is_number else "classification"
     if family in IMAGE_TO_TEXT:
         return "image_to_text"
@@ -162,10 +203,14 @@ def _recipe_of(folder: Path, config: Mapping[str, Any], family: str) -> str:
     if family in DECODERS and architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return "chat" if _has_template(folder) else "language_modeling"
     named = f"a {architecture}" if architecture else "of no class that config.json names"
-    what = f"{named} ({kind})" if kind and architecture.endswith(_LABELLED) else named
+    is_multi = architecture.endswith(_LABELLED)
+    what = f"{named} ({kind})" if is_multi else named
+    texts = {DECODERS: "chat or language_modeling", ENCODER_DECODERS: "text_to_text"}
+    fitting = next((fits for families, fits in texts.items() if family in families), "")
+    give = f"Give recipe=NAME ({fitting}), or train" if fitting and not is_multi else "Train"
     raise UsageError(
-        f"{folder}: the model is {what}, so what it predicts is not known. Give recipe=NAME "
-        f"({_RECIPES}), or train it first: `redco-flow init --data FILE --model {folder}`."
+        f"{folder}: the model is {what}, so what it predicts is not known. {give} it first: "
+        f"`redco-flow init DIRECTORY --data FILE --model {folder}`."
     )
 
 
@@ -190,36 +235,42 @@ def _image_settings(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, 
             f"{folder / _IMAGE_FILE}: images are cropped to their centre, which is not done here: "
             "crop the images, and set do_center_crop to false."
         )
-    if found.get("do_normalize", True):
-        settings |= {
-            "mean": found.get("image_mean", [0.5]),
-            "stddev": found.get("image_std", [0.5]),
-        }
-    else:
-        settings |= {"mean": [0.0], "stddev": [1.0]}
-    if found.get("do_rescale", True):
-        settings["max_value"] = 1 / found.get("rescale_factor", 1 / 255)
-    else:
-        settings["max_value"] = 1.0
-    is_as_theirs = found.get("resample", _BILINEAR) == _BILINEAR
-    note = f"{_IMAGE_FILE} resizes in another way than bilinearly, as images are resized here"
-    return settings, [] if is_as_theirs else [note]
+    normalizes, rescales = found.get("do_normalize", True), found.get("do_rescale", True)
+    settings |= {
+        "mean": found.get("image_mean", [0.5]) if normalizes else [0.0],
+        "stddev": found.get("image_std", [0.5]) if normalizes else [1.0],
+        "max_value": 1 / found.get("rescale_factor", 1 / 255) if rescales else 1.0,
+    }
+    size = found.get("size")
+    otherwise = {
+        "resizes in another way than bilinearly": found.get("resample", _BILINEAR) != _BILINEAR,
+        "resizes nothing (do_resize)": not found.get("do_resize", True),
+        "keeps the shape (shortest_edge)": isinstance(size, Mapping) and "shortest_edge" in size,
+    }
+    theirs = " and ".join(what for what, differs in otherwise.items() if differs)
+    size_here = f"images are resized here to {settings['image_size']} pixels squared, bilinearly"
+    return settings, [f"{_IMAGE_FILE} {theirs}: {size_here}"] if theirs else []
 
 
-def _lengths(folder: Path, recipe: str, family: str) -> tuple[dict[str, Any], int]:
-    """Return the preprocess stage's lengths, and that of an answer, within the positions."""
+def _lengths(folder: Path, recipe: str, family: str) -> tuple[dict[str, Any], int, bool]:
+    """Return the preprocess stage's lengths, that of an answer, and whether the model reads more.
+
+    The lengths are within the model's positions.
+    """
     source, target = longest_texts(ModelSection(name_or_path=str(folder)), family)
     # Rotary positions have no end; what the model was trained for does.
     source = min(source, (config_in(folder) or {}).get("max_position_embeddings") or math.inf)
     if recipe.startswith("image"):
-        return {}, 0
-    if recipe in ("classification", "regression"):
-        return {"max_source_length": int(min(source, _MOST_LABELLED_TOKENS))}, 0
-    if family in ENCODER_DECODERS:
-        answer = int(min(target, _MOST_TARGET_TOKENS))
-        return {"max_source_length": int(min(source, _MOST_SOURCE_TOKENS))}, answer
-    answer = int(min(_MOST_ANSWER_TOKENS, source // 2 if math.isfinite(source) else math.inf))
+        return {}, 0, False
+    if recipe in _HEADS:
+        most, answer = _MOST_LABELLED_TOKENS, 0
+    elif family in ENCODER_DECODERS:
+        most, answer = _MOST_SOURCE_TOKENS, int(min(target, _MOST_TARGET_TOKENS))
+    else:
+        most = _MOST_SOURCE_TOKENS
+        answer = int(min(MOST_ANSWER_TOKENS, source // 2 if math.isfinite(source) else math.inf))
+        source -= answer
     if recipe == "chat":
-        most = int(min(source, _MOST_CHAT_TOKENS)) - answer
-        return {"max_length": most, "on_too_long": "error"}, answer
-    return {"max_source_length": int(min(source - answer, _MOST_SOURCE_TOKENS))}, answer
+        longest = int(min(source, _MOST_CHAT_TOKENS - answer))
+        return {"max_length": longest, "on_too_long": "error"}, answer, False
+    return {"max_source_length": int(min(source, most))}, answer, source > most

@@ -49,6 +49,7 @@ from redco_flow.text.conversations import (
     check_characters,
     check_messages,
 )
+from redco_flow.text.special_tokens import with_start
 from redco_flow.text.stop_strings import cut_before, settled
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -97,6 +98,7 @@ class Question:
             same `seed` are the same, and without one each question has other draws.
         stop: strings of which the first that the answer has ends it, and is left out.
         in_pieces: whether `Piece`s are written as they are generated.
+        checks_alone: nothing is generated: the answer is empty, or the error that there would be.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -104,6 +106,15 @@ class Question:
     changes: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     in_pieces: bool = False
+    checks_alone: bool = False
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether tokens are read while they are generated.
+
+        Programs that do so are in no persistent cache: they compile in every process.
+        """
+        return self.in_pieces or bool(self.stop)
 
 
 @dataclass(frozen=True)
@@ -207,27 +218,32 @@ class Conversant:
         request = replace(self._request, **question.changes)
         seed = request.seed if "seed" in question.changes else request.seed + turn
         ids = self._ids(question)
-        began = monotonic()
-        predictor = self._predictor(self._width(len(ids), request.max_new_tokens), request)
+        began, width = monotonic(), self._width(len(ids), request.max_new_tokens)
+        if question.checks_alone:
+            return Answer("", 0, len(ids), False, 0.0)
+        predictor = self._predictor(width, request, reads_tokens=question.reads_tokens)
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
         ends = {self._tokenizer.eos_id, *end_ids(self._checkpoint.record.model)}
         growing = GrowingAnswer(self._tokenizer, ends, question, enough, write)
-        self._hear = growing.hear
-        predictor.predict([example], self._params, seed=seed)
+        self._add = growing.add
+        (tokens,) = predictor.predict([example], self._params, seed=seed)
+        if not question.reads_tokens:
+            any(map(growing.add, tokens.tolist()))  # until one is the last
         text = growing.finish()
         took = monotonic() - began
         return Answer(text, growing.num_tokens, len(ids), growing.is_whole, took)
 
     def _on_token(self, tokens: Any, _position: Any) -> NDArray[np.bool_]:
-        """Hear the first row's token; the others only fill the batch, and end with it."""
+        """Add the first row's token; the others only fill the batch, and end with it."""
         tokens = np.asarray(tokens)
-        return np.full(tokens.shape, self._hear(int(tokens[0])))
+        return np.full(tokens.shape, self._add(int(tokens[0])))
 
     def _ids(self, question: Question) -> list[int]:
         if question.messages is None:
             prompt = question.prompt or ""
             check_characters(prompt, "the prompt")
-            (ids,) = self._tokenizer.encode_batch([prompt])
+            (encoded,) = self._tokenizer.encode_batch([prompt])
+            ids = with_start(encoded, self._tokenizer.prefix_ids)
             if not ids:
                 raise BadConversation("the prompt is empty")
             return ids
@@ -251,12 +267,13 @@ class Conversant:
             width *= 2
         return min(width, room)
 
-    def _predictor(self, width: int, request: Request) -> Predictor:
+    def _predictor(self, width: int, request: Request, *, reads_tokens: bool) -> Predictor:
         sampling = None
         if request.temperature is not None:
             sampling = RandomChoice(request.temperature, request.top_k, request.top_p)
+        on_token = self._on_token if reads_tokens else None
         generation = Generation(
-            max_length=request.max_new_tokens, sampling=sampling, on_token=self._on_token
+            max_length=request.max_new_tokens, sampling=sampling, on_token=on_token
         )
         key = (width, generation)
         if key not in self._predictors:
@@ -306,11 +323,12 @@ class GrowingAnswer:
         self._tokenizer, self._ends, self._question = tokenizer, ends, question
         self._enough, self._write = enough, write
         self._ids: list[int] = []
+        self._text_before, self._before, self._settled = "", 0, 0
         self._written = ""
         self.num_tokens = 0
         self.is_whole = False
 
-    def hear(self, token: int) -> bool:
+    def add(self, token: int) -> bool:
         """Add a token; return whether the answer is complete."""
         if self.is_whole or self._enough.is_set():
             return True
@@ -329,14 +347,27 @@ class GrowingAnswer:
         return self.is_whole
 
     def finish(self) -> str:
-        """Write the rest, and return all of the text."""
+        """Write the rest, and return all of the text; in pieces that is what was written.
+
+        Of a text that is cut within a character, a tokenizer may decode the one before differently.
+        """
         text = self._outer(cut_before(self._text(), self._question.stop))
         self._write_to(text)
-        return text
+        return self._written if self._question.in_pieces else text
 
     def _text(self) -> str:
-        (text,) = self._tokenizer.decode_whole([self._ids])
-        return text
+        """Return all of the text; of settled tokens only the last are decoded again.
+
+        Those before `_settled` are whole characters. From `_before` on they are decoded with what
+        follows, as a tokenizer may leave out the space before the first.
+        """
+        window = self._ids[self._before : self._settled], self._ids[self._before :]
+        known, text = self._tokenizer.decode_whole(window)
+        more = self._text_before + text[len(known) :]
+        if len(text) > len(known) and not text.endswith("\ufffd"):
+            self._text_before = more
+            self._before, self._settled = self._settled, len(self._ids)
+        return more
 
     def _outer(self, text: str) -> str:
         return text if self._question.messages is None else text.strip()
@@ -353,11 +384,11 @@ def main(lines: Iterable[str], answers: TextIO) -> None:
     conversant: Conversant | None = None
     enough = Event()
 
-    def write(said: Ready | Piece | Answer | _Refusal) -> None:
-        answers.write(json.dumps(asdict(said), ensure_ascii=False) + "\n")
+    def write(answer: Ready | Piece | Answer | _Refusal) -> None:
+        answers.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
         answers.flush()
 
-    def said(line: str, turn: int) -> Ready | Answer:
+    def answered(line: str, turn: int) -> Ready | Answer:
         nonlocal conversant
         if conversant is None:
             conversant = Conversant(Request(**json.loads(line)))
@@ -365,7 +396,7 @@ def main(lines: Iterable[str], answers: TextIO) -> None:
         question = Question(**json.loads(line))
         return conversant.answer(question, turn, enough, lambda piece: write(Piece(piece)))
 
-    for answer in _answers(_questions(lines, enough), said):
+    for answer in _answers(_questions(lines, enough), answered):
         write(answer)
 
 
@@ -394,11 +425,11 @@ class _Refusal:
 
 
 def _answers(
-    lines: Iterable[str], said: Callable[[str, int], Ready | Answer]
+    lines: Iterable[str], answered: Callable[[str, int], Ready | Answer]
 ) -> Iterator[Ready | Answer | _Refusal]:
     for turn, line in enumerate(lines):
         try:
-            yield said(line, turn)
+            yield answered(line, turn)
         except (BadConversation, EngineError, RedcoFlowError, OSError, ValueError) as error:
             yield _Refusal(str(error))
         except Exception as error:  # noqa: BLE001 (the next question may have an answer)
