@@ -1,15 +1,18 @@
 """Tables of compare: they fit the terminal, and scores that cannot be compared have a footnote."""
 
+from pathlib import Path
+
 import pytest
 
 from redco_flow.cli.text import page_text
 from redco_flow.report.compared_run import ComparedRun
 from redco_flow.report.comparison import comparison_page
+from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.score_identity import ScoreIdentity
 
 
 def compared(label, **metrics) -> ComparedRun:
-    run = ComparedRun(run=None, label=label)
+    run = ComparedRun(run=RunDirectory(Path(label)), label=label)
     run.__dict__.update(
         settings={f"stages.train.setting_{index}": f"{label} {index}" for index in range(6)},
         identities={"accuracy": ScoreIdentity("test", label)},
