@@ -191,6 +191,7 @@ def test_ctrl_c_leaves_a_run_that_is_followed(laptop):
 
     following = laptop.start("run", "sums.yaml", "-p", "site", f"stages.numbers.gate={gate}")
     wait_until(lambda: list(laptop.workspace.glob("runs/*/stages/numbers/attempts/1/progress*")))
+    wait_until(lambda: not laptop.notes())  # the answer has arrived, too
     following.send_signal(signal.SIGINT)
     errors = following.communicate(timeout=500)[1]
     state = json.loads(laptop("status", "--json", "-p", "site"))["state"]
