@@ -157,7 +157,7 @@ def test_a_prompt_has_no_end_token_and_keeps_its_suffix_when_it_is_cut(tokenizer
 def test_a_suffix_that_leaves_no_room_is_an_error(tokenizer):
     around = {"source_prefix": "", "source_suffix": " a few words and more words"}
 
-    with pytest.raises(ValueError, match=r"data\.source_suffix, the end token"):
+    with pytest.raises(ValueError, match=r"data\.source_suffix, start, end"):
         encode(["a"], ["b"], tokenizer, **around, max_source_length=3, max_target_length=4)
 
 
