@@ -1,4 +1,4 @@
-"""What predicting needs to know of a model: how a checkpoint was trained, what a directory says.
+"""The facts of a model that predicting needs, of a checkpoint or of a published directory.
 
 Lineage leads from the checkpoint to the settings of the preprocess stage behind it; of a published
 model its own files say as much (`stages.artifacts.published`).

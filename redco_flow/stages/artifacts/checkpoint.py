@@ -37,7 +37,7 @@ CHECKPOINT_FOLDER = "checkpoint"
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """What a model is used by.
+    """The facts by which a model is used.
 
     Args:
         model: what the recipe's `build` makes the model from, without any other file.
