@@ -137,17 +137,18 @@ class _Adapted(Deferred):
             if dtype not in _ROUNDED_BY_CASTS:
                 return None
             return [(values[0], replace(self, casts=(*self.casts, dtype)))]
-        has_magnitudes = len(values[deferred.index(self)]) > 3 + (self.stored is not None)
+        side = deferred.index(self)
+        has_magnitudes = len(values[side]) > 3 + (self.stored is not None)
         if sum(how is not None for how in deferred) > 1 or has_magnitudes:
             return None
-        side = deferred.index(self)
-        letters = self.equation.split("->")[1]
+        of_factors, letters = self.equation.split("->")
         product = KernelProduct.read(equation, side, letters)
         if product is None or product.contracted != {letters[position] for position in self.inputs}:
             return None
-        factors = self.equation.split("->")[0].split(",")
         parts = None if self.parts is None else letters[self.parts[0]]
-        if not {*product.x} & {*letters} - product.contracted <= {*factors[0]} - {parts}:
+        if not {*product.x} & {*letters} - product.contracted <= {*of_factors.split(",")[0]} - {
+            parts
+        }:
             return None  # a dim of the outputs that is one of the activations' too
 
         dtype = equation.invars[side].aval.dtype

@@ -36,7 +36,6 @@ class KernelProduct:
 
     Args:
         x: letters of the activations' dims.
-        kernel: of the kernel's.
         result: of the result's.
         contracted: those that are summed over.
         dtype: of the result.
@@ -44,7 +43,6 @@ class KernelProduct:
     """
 
     x: str
-    kernel: str
     result: str
     contracted: frozenset[str]
     dtype: Any
@@ -76,7 +74,6 @@ class KernelProduct:
         free = [one for one in "".join(sides) if one not in {*shared, *summed}]
         return cls(
             x,
-            kernel,
             shared + "".join(free),
             frozenset(summed),
             equation.outvars[0].aval.dtype,
