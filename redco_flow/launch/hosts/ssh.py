@@ -143,6 +143,12 @@ class SshConnection:
             )
         return _bytes(done.stdout)
 
+    async def _start(self, command: Sequence[str]) -> asyncssh.SSHClientProcess[bytes]:
+        """Start a program; raise HostUnreachable where the connection broke."""
+        with self._told_plainly():
+            async with asyncio.timeout(_SECONDS_TO_CONNECT):
+                return await self._connection.create_process(shlex.join(command), encoding=None)
+
     async def stream(
         self,
         command: Sequence[str],
@@ -165,9 +171,7 @@ class SshConnection:
         Raises:
             HostUnreachable: the connection broke.
         """
-        with self._told_plainly():
-            async with asyncio.timeout(_SECONDS_TO_CONNECT):
-                process = await self._connection.create_process(shlex.join(command), encoding=None)
+        process = await self._start(command)
         try:
             with contextlib.suppress(OSError):  # it has ended already: its exit code says why
                 process.stdin.write(said)
@@ -209,9 +213,7 @@ class SshConnection:
         Raises:
             HostUnreachable: the connection broke.
         """
-        with self._told_plainly():
-            async with asyncio.timeout(_SECONDS_TO_CONNECT):
-                process = await self._connection.create_process(shlex.join(command), encoding=None)
+        process = await self._start(command)
         try:
             talk = Talk(self, process)
             talk.send(first)
