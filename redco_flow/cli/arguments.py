@@ -27,11 +27,15 @@ class Verbs:
     Args:
         subparsers: of the parser whose verbs they are.
         summaries: of each verb, its line in the help page; in its order.
+        over_ssh: verbs that a login node can run.
     """
 
-    def __init__(self, subparsers: Any, summaries: Mapping[str, str]) -> None:
+    def __init__(
+        self, subparsers: Any, summaries: Mapping[str, str], *, over_ssh: Sequence[str] = ()
+    ) -> None:
         self._subparsers = subparsers
         self._summaries = summaries
+        self._over_ssh = over_ssh
 
     def add(self, name: str, function: VerbFunction) -> argparse.ArgumentParser:
         """Declare the verb `name`."""
@@ -40,7 +44,7 @@ class Verbs:
             name, help=summary, description=summary, allow_abbrev=False
         )
         parser.set_defaults(verb=function)
-        if name in (*SUBMITTING, *ON_LOGIN_NODE):
+        if name in self._over_ssh:
             _add_ssh(parser, name)
         return parser
 

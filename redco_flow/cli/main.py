@@ -110,7 +110,8 @@ def _parser(modules: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"redco-flow {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    verbs = Verbs(subparsers, {verb: summary for verb, (_, summary) in VERBS.items()})
+    summaries = {verb: summary for verb, (_, summary) in VERBS.items()}
+    verbs = Verbs(subparsers, summaries, over_ssh=(*SUBMITTING, *ON_LOGIN_NODE))
     for module in modules:
         import_module(f"redco_flow.cli.{module}").register(verbs)
     if not modules:

@@ -58,9 +58,10 @@ class KeySpace:
             ValueError: it means none, or several different ones; the message lists them.
         """
         for paths in (self.settings, self.hidden):
-            exact = [path for path in paths if ".".join(path) == key]
+            exact = {path for path in paths if ".".join(path) == key}
+            exact |= {path for path in self._below_open(key, paths) if ".".join(path) == key}
             if exact:
-                return exact
+                return sorted(exact)
         for paths in (self.settings, self.hidden):
             found = {path for path in paths if ".".join(path).endswith(f".{key}")}
             found |= self._below_open(key, paths)

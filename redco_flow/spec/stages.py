@@ -414,10 +414,14 @@ def _add_stage(space: KeySpace, document: Document, name: str) -> None:
         if isinstance(document.get((*root, slot)), dict):  # {checkpoint: …, optimizer: …}
             space.hidden |= {(*root, slot, key) for key in (declared.kind, *declared.options)}
     fields = kind.config_type.model_fields
+    # What would take an input's place, such as `pretrained`, in a file that does not have it.
+    replacing = {slot.replaced_by for slot in kind.inputs.values()}
+    replacing = {key for key in replacing if not document.has((*root, key))}
     for path, info in field_paths(kind.config_type):
         full = (*root, *path)
         # `optimizer` is the stage's, and never `keep.optimizer`.
-        if path[0] in kind.sections or (len(path) > 1 and path[-1] in fields):
+        is_of_section = path[0] in kind.sections or (len(path) > 1 and path[-1] in fields)
+        if is_of_section or path[0] in replacing:
             space.hidden.add(full)
         else:
             space.settings.add(full)

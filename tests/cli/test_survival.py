@@ -41,8 +41,7 @@ def test_a_trainer_killed_in_mid_epoch_resumes_from_its_checkpoint(tmp_path, com
     process = interrupted.start("run", "survival.yaml", "--json")
     attempt = _attempt(interrupted)
     _wait_for_commit(interrupted)
-    (worker,) = psutil.Process(_read(attempt / "job.json")["supervisor"]["pid"]).children()
-    worker.kill()
+    _worker(_read(attempt / "job.json")["supervisor"]["pid"]).kill()
     out, _ = process.communicate(timeout=400)
 
     failed = json.loads(out)
@@ -72,6 +71,13 @@ def _attempt(command: Command) -> Path:
     """The training's first attempt, once it has a job."""
     pattern = "redco-workspace/runs/*/stages/train/attempts/1/job.json"
     return wait_for(lambda: next(command.folder.glob(pattern), None)).parent
+
+
+def _worker(supervisor: int) -> psutil.Process:
+    """The process that trains; the one that measures the machine is beside it."""
+    children = psutil.Process(supervisor).children()
+    (worker,) = (one for one in children if "redco_flow.worker" in one.cmdline())
+    return worker
 
 
 def _wait_for_commit(command: Command) -> None:
