@@ -17,6 +17,8 @@ from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from redco_flow.cli.status import progress_text
 from redco_flow.cli.sweep import state_of_sweep
 from redco_flow.cli.view import LIVE_STATES, read_run_view
@@ -42,6 +44,7 @@ Row = dict[str, Any]
 _MIN_AGE_NANOSECONDS = 2_000_000_000
 _SECONDS_OF_AN_ANSWER = 2.0
 _Identity = list[tuple[int, int, int]]
+_RECORDS = ("state.json", "run.json", NOTES)
 
 
 class Listing:
@@ -89,8 +92,9 @@ class Listing:
         }
 
     def _run(self, path: Path) -> Row | None:
-        run = RunDirectory(path)
-        files = (path, run.state_path, path / "run.json", path / NOTES)
+        run, folder = RunDirectory(path), os.fspath(path)
+        # Texts: paths that are joined take longer than the looks at the files.
+        files = [folder, *(f"{folder}/{name}" for name in _RECORDS)]
         row = self._remembered(path, files, lambda: _read_row(run))
         if row is None or row["state"] not in LIVE_STATES:
             return row
@@ -131,7 +135,7 @@ class Listing:
         files = (path / "schedule.json", path / "firings")
         return self._remembered(path, files, lambda: _read_schedule(directory))
 
-    def _remembered(self, path: Path, files: Sequence[Path], read: Callable[[], _T]) -> _T:
+    def _remembered(self, path: Path, files: Sequence[str | Path], read: Callable[[], _T]) -> _T:
         """Return what `read` does, or did when these files were as they are now."""
         identity = file_identities(files)
         known = self._known.get(path)
@@ -148,11 +152,14 @@ class Listing:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as compact JSON."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    """Return a value as compact JSON; a number that is none is null."""
+    try:
+        return msgspec.json.encode(value)  # a tenth of the time of json.dumps
+    except UnicodeEncodeError:  # half a character, of a file's name
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def file_identities(paths: Iterable[Path]) -> _Identity:
+def file_identities(paths: Iterable[str | Path]) -> _Identity:
     """Return the time of change, size and inode of each file; zeros where it does not exist."""
     found = []
     for path in paths:

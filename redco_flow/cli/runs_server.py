@@ -90,6 +90,16 @@ class RunsServer(HttpServer):
         with lock:
             return read_live(run, self.workspace, known_charts, logs)
 
+    def front_page(self) -> str:
+        """Return the page of all runs, which has no rows yet."""
+        values = {"workspace": str(self.workspace.root), "has_prefect": _has_prefect()}
+        return render("workspace.html.jinja", "runs", values, has_charts=False)
+
+    def prepare(self) -> None:
+        """Read what the front page and its rows need, so that the first answer is as fast."""
+        self.listing.encoded()
+        self.front_page()
+
     def link(self, page: str = "/") -> str:
         """Return the address of a page that lets a browser in."""
         return f"http://{ADDRESS}:{self.server_address[1]}{page}?token={self.secret}"
@@ -170,8 +180,7 @@ class _Handler(RequestHandler):
             raise NotFound(f"There is no page {path!r}.")
         match path.split("/")[1:]:
             case [""]:
-                values = {"workspace": str(workspace.root), "has_prefect": _has_prefect()}
-                self._html(render("workspace.html.jinja", "runs", values, has_charts=False))
+                self._html(self.server.front_page())
             case ["api", "runs"]:
                 content = self.server.listing.encoded(is_fresh="fresh" in query)
                 self._send(200, "application/json", content)

@@ -23,6 +23,7 @@ from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 PORT = 4280
+_SECONDS_FOR_ROWS = 3.0
 
 
 def register(verbs: Verbs) -> None:
@@ -81,8 +82,10 @@ def _serve(options: argparse.Namespace) -> int:
         server = RunsServer(0, workspace)  # another page of this user, mostly
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
-        # The first list of a large workspace is read while the link is opened.
-        threading.Thread(target=server.listing.encoded, daemon=True).start()
+        # The rows are read before the link is opened; those of a huge workspace meanwhile.
+        reading = threading.Thread(target=server.prepare, daemon=True)
+        reading.start()
+        reading.join(_SECONDS_FOR_ROWS)
         print(server.link(page), flush=True)
         sys.stderr.write(f"the runs of {workspace.root}; Ctrl-C ends the page\n")
         try:

@@ -194,11 +194,11 @@
     return [...new Set([choice.metric, ...names].filter(Boolean))].slice(0, NUM_COLUMNS);
   }
 
-  const NUM_AT_ONCE = 150;
+  const [NUM_AT_FIRST, NUM_AT_ONCE] = [40, 150];
 
   function listRuns(form) {
     let rows = [];
-    let shown = NUM_AT_ONCE;
+    let shown = NUM_AT_FIRST;
     let headed = "";
     const choice = { ...NO_CHOICE, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
     const ticked = new Set();
@@ -363,6 +363,8 @@
         list.dataset.known = found[name];
       }
       document.documentElement.classList.add("has-rows");
+      // The first screen is drawn at once, and then what is below it.
+      if (shown < NUM_AT_ONCE) requestAnimationFrame(() => setTimeout(() => set({})));
     }
 
     async function load() {
