@@ -5,7 +5,7 @@ A result is written after its artifacts and stands only as long as they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypedDict
@@ -241,7 +241,8 @@ def find_result_file(path: Path) -> StageResult | None:
 
 
 # {"kind": str, "settings": {…}, "inputs": {slot: [artifact id]}, "data": {name: sha256 or
-#  identity}, "code": {module: sha256}}
+#  identity}, "code": {module: sha256}}; where settings have directories whose files are in `data`,
+#  "directories": [[key of the setting, …], …]: these paths are a record, and no part of the digest
 Ingredients = Mapping[str, Any]
 
 ABSENT: Final = "(absent)"
@@ -273,7 +274,21 @@ def fingerprint(ingredients: Ingredients) -> str:
         ValueError: a NaN or infinite setting.
         TypeError: something that is not JSON.
     """
-    return digest_json(ingredients)
+    return digest_json(_identifying(ingredients))
+
+
+def _identifying(ingredients: Ingredients) -> Ingredients:
+    """Return the ingredients without the paths of directories whose files are in `data`."""
+    settings = ingredients.get("settings", {})
+    for path in ingredients.get("directories", ()):
+        settings = _without(settings, path)
+    return {**ingredients, "settings": settings} if "directories" in ingredients else ingredients
+
+
+def _without(values: Any, path: Sequence[str]) -> Any:
+    if not path or not isinstance(values, Mapping) or path[0] not in values:
+        return values if path else None
+    return {**values, path[0]: _without(values[path[0]], path[1:])}
 
 
 def first_difference(old: Ingredients, new: Ingredients) -> Difference | None:
@@ -287,6 +302,7 @@ def first_difference(old: Ingredients, new: Ingredients) -> Difference | None:
 
 def differences(old: Ingredients, new: Ingredients) -> Iterator[Difference]:
     """Yield every ingredient that differs, in the order of `first_difference`."""
+    old, new = _identifying(old), _identifying(new)
     others = sorted((set(old) | set(new)) - set(_ORDER))
     for section in (*_ORDER, *others):
         yield from _compare(section, old.get(section, ABSENT), new.get(section, ABSENT))

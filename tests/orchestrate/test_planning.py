@@ -1,5 +1,8 @@
 """The plan: what is reused, what runs, and why. No server, no process."""
 
+import json
+import shutil
+
 import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
@@ -7,7 +10,7 @@ from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.ingredients import Sources, identity_of, stage_ingredients
 from redco_flow.orchestrate.run.plan import Plan, input_ids, upstream_of
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.results import StageResult, fingerprint, publish_result
+from redco_flow.tracking.results import StageResult, differences, fingerprint, publish_result
 
 LOGS = """\
 name: logs
@@ -15,6 +18,17 @@ recipe: text_to_text
 data: {tokenizer: {train: {vocab_size: 300}}}
 stages: {preprocess: {}}
 """
+PUBLISHED = """\
+name: published
+recipe: language_modeling
+model: &model {{name_or_path: {1}}}
+data: {{train: {0}/rows.jsonl}}
+stages:
+  preprocess: {{max_source_length: 16}}
+  train: {{dataset: preprocess}}
+  predict: {{pretrained: *model, dataset: preprocess}}
+"""
+GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 32}
 OUTPUTS = {
     "orchestrate_kinds.numbers": {"dataset": "dataset"},
     "orchestrate_kinds.total": {"metrics": "metrics", "checkpoint": "checkpoint"},
@@ -131,6 +145,31 @@ def test_the_same_data_in_another_folder_is_the_same_data(runs, publish, tmp_pat
     plan = runs.plan(TWO_STAGES, [f"preprocess.file={tmp_path}/there/numbers.json"])
 
     assert plan.stages["preprocess"].action == "reuse"
+
+
+def test_a_model_is_identified_by_its_files_wherever_its_directory_is(runs, tmp_path):
+    def stages(folder):
+        resolved = runs.load(PUBLISHED.format(tmp_path, tmp_path / folder)).stages
+        made = {name: stage_ingredients(one, {}, runs.workspace) for name, one in resolved.items()}
+        return made, {name: fingerprint(one) for name, one in made.items()}
+
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").write_text(json.dumps(GPT2))
+    (tmp_path / "here" / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "here" / "tokenizer.json").write_text("{}")
+    recorded, here = stages("here")
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    moved, there = stages("there")
+    (tmp_path / "there" / "model.safetensors").write_bytes(b"others")
+    _, changed = stages("there")
+
+    assert there == here
+    assert recorded["train"]["settings"]["model"]["name_or_path"] == f"{tmp_path}/here"
+    [found] = differences(recorded["train"], stages("there")[0]["train"])
+    assert found.key == "data.model.safetensors"
+    assert changed["preprocess"] == here["preprocess"]  # it reads the tokenizer alone
+    assert all(changed[name] != here[name] for name in ("train", "predict"))
 
 
 def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(runs, tmp_path):

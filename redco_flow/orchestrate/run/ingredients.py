@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.hub import is_commit
 from redco_flow.launch.redaction import redact_text
+from redco_flow.local_paths import expanded
 from redco_flow.records import digest_json, read_json_if_present
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
@@ -83,12 +84,14 @@ def stage_ingredients(
     """
     kind = find_stage_kind(stage.kind)
     sources = sources or Sources()
+    directories = list(_digested_directories(kind, stage))
     return {
         "kind": stage.kind,
         "settings": dict(stage.settings),
         "inputs": {slot: list(ids) for slot, ids in input_ids.items()},
         "data": sources.data(kind, stage, workspace),
         "code": sources.code(kind, stage),
+        **({"directories": directories} if directories else {}),
     }
 
 
@@ -121,6 +124,14 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
         named[f"{NAMED_BY} {names[paths.index(path)]}"] = digest_named_files(files, found)
     identities = hub_identities(_ask(stage, kind.hub_references))
     return {**named, **_ask(stage, kind.data_identity), **identities}
+
+
+def _digested_directories(kind: StageKind, stage: ResolvedStage) -> Iterator[list[str]]:
+    """Yield the settings that hold a model's directory of which the stage's data has the files."""
+    for one in _ask(stage, kind.hub_references):
+        folder = expanded(one.name).absolute()
+        if one.is_local and any(folder in path.parents for path in _ask(stage, kind.data_files)):
+            yield [*one.section, one.key]
 
 
 def hub_identities(references: Iterable[HubReference]) -> dict[str, Any]:
