@@ -64,7 +64,8 @@ class RetryBudgets(StrictModel):
     Args:
         preempted: None is unlimited.
         node_failure: a host of the job died, or could not be reached any more.
-        timeout: the job's time was over.
+        timeout: the job's time was over; not counted of a stage that ran in it after another
+            stage of its group, for the next attempt has a job's whole time.
         stalled: a process reported no progress for stall_timeout_minutes.
         out_of_memory: the cluster ended a process for want of memory.
         lost: no record, queue or accounting has the job, and its heartbeat has stopped.

@@ -6,14 +6,18 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.cli.view import read_run_view
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.endings import write_exit
 from redco_flow.launch.slurm.executor import reattach
 from redco_flow.launch.slurm.script import JOB_ID_FILE
+from redco_flow.orchestrate.run.attempts import count_ended
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.start import resume_run
 from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.orchestrate.run.stopping import StopRequest
 from redco_flow.records import write_json
+from redco_flow.tracking.attempt import Cause, ExitRecord
+from redco_flow.tracking.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -232,6 +236,20 @@ def test_a_stage_for_which_the_job_has_no_time_left_ends_at_once(slurm, workspac
     wait_until(lambda: all(one.cause for one in attempts))
 
     assert [one.cause for one in attempts] == ["timeout", "cancelled"]
+
+
+def test_a_timeout_is_counted_where_the_stage_was_the_first_of_its_job(workspace):
+    attempts = [make_attempt(workspace, run=f"tiny-{number}") for number in range(3)]
+    before = RunDirectory(workspace / "runs" / "tiny-0").new_attempt("before")
+    groups = [[before, attempts[0]], [attempts[1], before], []]
+    for one, group in zip(attempts, groups, strict=True):
+        paths = {"group": [str(member.path) for member in group]} if group else {}
+        write_json(one.job_path, {"executor": "slurm", "job_id": "7", **paths})
+        write_exit(one, ExitRecord(exit_code=None, cause=Cause.TIMEOUT, message="over"))
+
+    assert [count_ended([one], Cause.TIMEOUT) for one in attempts] == [0, 1, 1]
+    assert count_ended(attempts, Cause.TIMEOUT) == 2
+    assert count_ended(attempts, Cause.FAILED) == 0
 
 
 def test_an_id_that_is_learnt_late_is_noted_for_every_stage_of_the_job(slurm, workspace):

@@ -7,7 +7,7 @@ end, its ending written down, and another attempt allowed by the profile's budge
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -480,7 +480,7 @@ class AttemptFollower:
         if attempt.cause is None and self.context.profile_of(self.stage).retries.lost:
             _record_loss(attempt, job)
         # This one counts too where it left no record.
-        num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
+        num_ended = count_ended(self.context.run.attempts(self.stage), cause)
         num_ended += attempt.cause is None
         if not self.context.profile_of(self.stage).retries.allows(cause, num_ended):
             return
@@ -489,6 +489,21 @@ class AttemptFollower:
         )
         self.log(f"attempt {attempt.number} ended: {cause}; trying again (retries in the profile)")
         raise RetryableFailure(str(failure)) from failure
+
+
+def count_ended(attempts: Iterable[AttemptDirectory], cause: Cause) -> int:
+    """Return how many attempts ended by a cause, as the retries of a profile count them.
+
+    A timeout counts where the stage was the first of its job. After another stage of its group it
+    had only the rest of the job's time; its next attempt is the first of a job.
+    """
+    ended = [one for one in attempts if one.cause is cause]
+    return len(ended) if cause is not Cause.TIMEOUT else sum(map(_is_first_of_job, ended))
+
+
+def _is_first_of_job(attempt: AttemptDirectory) -> bool:
+    group = (attempt.read_job() or {}).get("group")
+    return not group or AttemptDirectory(Path(group[0])).stage == attempt.stage
 
 
 def _record_loss(attempt: AttemptDirectory, job: CallJob) -> None:
