@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.hosts.code_snapshot import LEFT_OUT, CodeSnapshot, Source, take_user_snapshot
+from redco_flow.launch.hosts.code_snapshot import (
+    LEFT_OUT,
+    MAX_FILE_BYTES,
+    CodeSnapshot,
+    Source,
+    take_user_snapshot,
+)
 from redco_flow.local_paths import is_file
 from redco_flow.orchestrate.prefect.server import home_directory
 from redco_flow.orchestrate.run.ingredients import SUBMITTED_CODE, CodeState, is_secret_file
@@ -27,6 +33,7 @@ from redco_flow.records import (
     read_json_if_present,
     write_json,
 )
+from redco_flow.report.numbers import size
 from redco_flow.spec.document import leaves
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import PipelineFile, check_for_elsewhere
@@ -117,10 +124,18 @@ def prepare(
         SUBMITTED_CODE: canonical_json({"record": code.record, "patch": code.patch}),
     }
     more |= dict(_sent(options.send))
-    snapshot, own, left_out = take_user_snapshot(more, is_secret_file)
+    snapshot, own, left_out, large = take_user_snapshot(more, is_secret_file)
     if left_out:
         names = ", ".join(map(str, left_out))
         sys.stderr.write(f"not sent, as they may hold secrets: {names}\n")
+    if large:
+        names = ", ".join(
+            f"{os.path.relpath(path)} ({size(path.stat().st_size)})" for path in large
+        )
+        sys.stderr.write(
+            f"not sent, as git tracks them but no code is larger than {size(MAX_FILE_BYTES)}: "
+            f"{names}; --send FILE takes one along\n"
+        )
     _name_unsent_data(pipeline, {one.partition("/")[2] for one in snapshot.files})
     there = [words[0], *(file if word == options.file else word for word in words[1:])]
     there += ["-p", profile_word]

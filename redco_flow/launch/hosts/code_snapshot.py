@@ -25,7 +25,9 @@ from redco_flow.git import run_git
 from redco_flow.records import canonical_json
 
 MANIFEST = "manifest.json"
-_MAX_FILE_BYTES = 1 << 20  # source is small; data that git does not ignore is not
+MAX_FILE_BYTES = 1 << 20
+"""Of a file that is taken: source is small; data that git does not ignore is not."""
+
 _MAX_FILES = 20_000
 _PACKAGE = Path(__file__).parents[2]
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
@@ -106,7 +108,7 @@ def take_snapshot() -> CodeSnapshot:
 
 def take_user_snapshot(
     more: Mapping[str, Source], is_secret: Callable[[str], bool]
-) -> tuple[CodeSnapshot, str, list[Path]]:
+) -> tuple[CodeSnapshot, str, list[Path], list[Path]]:
     """Return this process's code without this package.
 
     Profiles of the current directory are in it, whether git tracks them or not.
@@ -116,7 +118,8 @@ def take_user_snapshot(
         is_secret: says of a file's name whether it is left out, unless it is in `more`.
 
     Returns:
-        The code, the current directory's folder in it, and the files that were left out.
+        The code, the current directory's folder in it, the secret files that were left out, and
+        the tracked files that were, as they are too large for code.
 
     Raises:
         UsageError: as of `take_snapshot`.
@@ -139,7 +142,8 @@ def take_user_snapshot(
     added = {path.relative_to(here).as_posix(): path for path in profiles}
     files |= {f"{own}/{name}": source for name, source in (added | dict(more)).items()}
     left_out = [path for path in left_out if path not in more.values()]
-    return _snapshot(files, roots, first, last), own, left_out
+    large = {path for root in roots for path in _large_files(root)}.difference(more.values())
+    return _snapshot(files, roots, first, last), own, left_out, sorted(large)
 
 
 def _search_path() -> tuple[list[Path], list[Path]]:
@@ -210,6 +214,12 @@ def _git_files(root: Path, *options: str) -> list[str] | None:
     return [name for name in os.fsdecode(done.stdout).split("\0") if name]
 
 
+def _large_files(root: Path) -> list[Path]:
+    """A repository's tracked files below `root` that are too large for source."""
+    found = (root / name for name in _git_files(root) or ())
+    return [path for path in found if _is_plain(path) and not _is_source(path)]
+
+
 def _python_files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
@@ -222,7 +232,11 @@ def _python_files(root: Path) -> Iterator[Path]:
 
 
 def _is_source(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_FILE_BYTES
+    return _is_plain(path) and path.stat().st_size <= MAX_FILE_BYTES
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
