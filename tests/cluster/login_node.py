@@ -5,7 +5,9 @@ It shares the machine with the laptop, which has another home, other keys and no
 
 import contextlib
 import os
+import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 _SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _SSHD_CONFIG = """\
@@ -132,8 +136,61 @@ def make_key(path):
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL, env={"PATH": _SEARCH_PATH})
 
 
+@dataclass
+class Account:
+    """An account of this machine other than ours, for the time of a test.
+
+    Args:
+        python: an interpreter that it may start, with our packages.
+    """
+
+    name: str
+    home: Path
+    python: Path
+
+    def owner_of(self, path):
+        return pwd.getpwuid(path.stat().st_uid).pw_name
+
+
 @contextlib.contextmanager
-def running_login_node(folder, environment):
+def another_account(folder):
+    """Add an account; at the end, end its processes and remove it.
+
+    Args:
+        folder: which everyone may enter.
+    """
+    name, home, python = f"redco-{os.getpid()}", folder / "home", folder / "venv/bin/python"
+    system = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = Path(pytest.__file__).parent.parent
+    subprocess.run([system, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    (site,) = folder.glob("venv/lib/python*/site-packages")
+    shutil.rmtree(site)
+    site.symlink_to(packages)
+    words = [
+        "--no-log-init",
+        "--password",
+        "*",
+        "--create-home",
+        "--home-dir",
+        home,
+        "--shell",
+        "/bin/sh",
+        name,
+    ]
+    subprocess.run([shutil.which("useradd", path=_SEARCH_PATH), *words], check=True)
+    try:
+        yield Account(name, home, python)
+    finally:
+        uid = pwd.getpwnam(name).pw_uid
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if process.stat().st_uid == uid:
+                    os.kill(int(process.name), signal.SIGKILL)
+        subprocess.run([shutil.which("userdel", path=_SEARCH_PATH), "--force", name], check=False)
+
+
+@contextlib.contextmanager
+def running_login_node(folder, environment, interpreter=sys.executable):
     """Start sshd, whose sessions get the environment; stop it at the end."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -145,7 +202,7 @@ def running_login_node(folder, environment):
         _SSHD_CONFIG.format(port=port, folder=folder, environment=f"SetEnv {variables}")
     )
     python = folder / "python"
-    python.write_text(_PYTHON.format(python=sys.executable))
+    python.write_text(_PYTHON.format(python=interpreter))
     python.chmod(0o755)
     Path("/run/sshd").mkdir(exist_ok=True)
     daemon = subprocess.Popen(

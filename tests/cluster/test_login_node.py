@@ -2,14 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
-from login_node import missing_programs, running_login_node
+from login_node import another_account, missing_programs, running_login_node
 from tiny_stages.calls import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -104,6 +106,48 @@ def test_a_laptop_without_slurm_submits_follows_and_reads_a_run(slurm, laptop):
     assert run["run"] in Path(page).read_text()
     (sent,) = laptop.workspace.glob("submissions/root/code/*/*/own.py")
     assert sent.read_text() == code
+
+
+@pytest.fixture
+def open_folder(cluster):
+    """A folder that every account may enter, as the cluster's then is."""
+    system = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
+    if missing_programs() or os.geteuid() != 0 or not system.exists():
+        pytest.skip(f"needs root, and: install openssh-server and {system} (apt)")
+    cluster.directory.chmod(0o755)
+    folder = Path(tempfile.mkdtemp(prefix="redco-login-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_run_is_of_the_account_that_submits_it(slurm, open_folder, tmp_path):
+    with (
+        another_account(open_folder) as account,
+        running_login_node(
+            open_folder,
+            slurm.environment | {"JAX_PLATFORMS": "cpu"},
+            account.python,
+        ) as node,
+    ):
+        laptop = Laptop(tmp_path, node)
+        workspace = laptop.workspace = account.home / "workspace"
+        laptop.write_profile("slurm", user=account.name)
+
+        run = json.loads(laptop("run", "sums.yaml", "-p", "site", "--json"))
+        (page,) = laptop("report", run["run"], "-p", "site").splitlines()
+        said = [laptop("status", "-p", "site"), laptop("logs", f"{run['run']}/total", "-p", "site")]
+        made = [*workspace.rglob("*")]
+        job = json.loads(
+            (workspace / "runs" / run["run"] / "stages/total/attempts/1/job.json").read_text()
+        )
+
+        assert (run["state"], run["metrics"]) == ("completed", {"total": 12.0})
+        assert job["executor"] == "slurm"
+        assert f"{run['run']}: completed" in said[0]
+        assert "learning rate 2.0" in said[1]
+        assert run["run"] in Path(page).read_text()
+        assert {account.owner_of(path) for path in made} == {account.name}
 
 
 def test_a_connection_that_drops_while_code_is_copied_starts_nothing(laptop, login_node):

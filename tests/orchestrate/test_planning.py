@@ -160,7 +160,7 @@ def test_a_model_is_identified_by_its_files_wherever_its_directory_is(runs, tmp_
     (tmp_path / "here" / "tokenizer.json").write_text("{}")
     recorded, here = stages("here")
     shutil.move(tmp_path / "here", tmp_path / "there")
-    moved, there = stages("there")
+    _, there = stages("there")
     (tmp_path / "there" / "model.safetensors").write_bytes(b"others")
     _, changed = stages("there")
 
