@@ -274,7 +274,7 @@ def test_the_pages_fit_and_are_accessible(serve, workspace, open_page, width, sc
 
 
 def test_curves_move_while_a_real_training_runs_and_its_end_is_shown(
-    serve, command, open_page, compile_cache
+    serve, workspace, command, open_page, compile_cache
 ):
     lines = (json.dumps({"source": source, "target": target}) for source, target in ROWS)
     (command.folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -286,9 +286,15 @@ def test_curves_move_while_a_real_training_runs_and_its_end_is_shown(
     steps = "() => document.querySelector('#training .plot')?.data?.[0].x.length || 0"
 
     wait_for(lambda: page.evaluate(steps) > 1)
+    page.locator("input.log").first.check()
+    # As when a first evaluation adds a table: all around the charts is made new.
+    page.evaluate("document.querySelector('#training').append(document.createElement('hr'))")
+    write_notes(RunDirectory(workspace.runs / id_), "seen", [])
+    page.locator("#training > hr").wait_for(state="detached")
     seen = page.evaluate(steps)
     page.wait_for_function(f"seen => ({steps})() > seen", arg=seen)
     shown = page.inner_text(".title .state"), page.inner_text("#live")
+    is_log = page.locator("input.log").first.is_checked()
     facts = page.inner_text("#training .numbers")
     command("cancel", id_)
     page.locator(".title .state.cancelled").wait_for()
@@ -296,5 +302,6 @@ def test_curves_move_while_a_real_training_runs_and_its_end_is_shown(
 
     assert shown[0] == "▶ running"
     assert "step" in shown[1]
+    assert is_log
     assert "parameters" in facts
     assert page.complaints == []

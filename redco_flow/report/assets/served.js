@@ -87,9 +87,21 @@
   dialog.addEventListener("cancel", (event) => mayClose() || event.preventDefault());
   window.addEventListener("beforeunload", (event) => dialog.open && isChanged() && event.preventDefault());
 
+  const title = (figure) => $("figcaption", figure).textContent;
+
+  // The charts by title, and by number among those of one title.
+  function charts() {
+    const found = new Map();
+    for (const figure of all("figure")) {
+      let key = title(figure);
+      while (found.has(key)) key += "+";
+      found.set(key, figure);
+    }
+    return found;
+  }
+
   // Make a node like a fresh one but keep what is alike, so that focus, inputs and charts stay.
   function morph(node, fresh) {
-    const title = (figure) => $("figcaption", figure).textContent;
     if (node.nodeName === "FIGURE" && fresh.nodeName === "FIGURE" && title(node) === title(fresh)) return node;
     if (node.isEqualNode(fresh)) return node;
     if (node.nodeName !== fresh.nodeName || !node.firstChild) {
@@ -119,7 +131,13 @@
       const fresh = parse(await response.text());
       known.page = $("#live", fresh).dataset.page;
       document.title = fresh.title;
+      const kept = charts();
       for (const part of ["header", "nav", "main"]) morph($(part), $(part, fresh));
+      // A chart stays itself, with the reader's choices, where what is around it is new.
+      for (const [key, figure] of charts()) {
+        const old = kept.get(key);
+        if (old && !old.isConnected) figure.replaceWith(old);
+      }
       await redcoCharts.scan();
       for (const search of all("input.search")) search.dispatchEvent(new Event("input"));
     }
