@@ -34,7 +34,7 @@ def register(verbs: Verbs) -> None:
         "directory",
         nargs="?",
         metavar="DIRECTORY",
-        help="new folder, or one without files of these names",
+        help="new folder, or one without files of these names (with --data: the current one)",
     )
     init.add_argument(
         "--data",
@@ -64,7 +64,8 @@ def _init(options: argparse.Namespace) -> int:
     if options.list:
         _print_ready()
         return 0
-    folder = _new_folder(options.directory)
+    given = "." if options.directory is None and options.data is not None else options.directory
+    folder = _new_folder(given)
     if options.data is not None:
         project, name, notes = _project_of_data(options, folder)
     else:
@@ -87,13 +88,17 @@ def _init(options: argparse.Namespace) -> int:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
     print("\n".join([*notes, *([""] if notes else []), *map(str, files)]))
-    print(f"\ncd {shlex.quote(str(folder))} && redco-flow run pipelines/{name}.yaml")
+    enter = "" if given == "." else f"cd {shlex.quote(str(folder))} && "
+    print(f"\n{enter}redco-flow run pipelines/{name}.yaml")
     return 0
 
 
 def _new_folder(given: str | None) -> Path:
     if given is None:
-        raise UsageError("name the DIRECTORY to write, or --list for the ready configurations.")
+        raise UsageError(
+            "name the DIRECTORY to write, or --data PATH: your own data; or --list for the ready "
+            "configurations."
+        )
     if not given.isprintable() or not 0 < len(given) <= _MAX_CHARACTERS:
         raise UsageError(
             f"{shown(given)} is not a folder's name: give 1 to {_MAX_CHARACTERS} printable "

@@ -362,6 +362,15 @@ def test_columns_are_read_in_the_order_that_the_user_gives(here, columns, source
     assert (data["source_key"], data["target_key"]) == (source, target)
 
 
+def test_a_pipeline_for_data_is_written_here_where_no_directory_is_named(here, capsys):
+    (here / "texts.csv").write_text("".join(["text\n", *(f"{text}\n" for text in texts())]))
+
+    assert run_command(["init", "--data", "texts.csv", "--model", "scratch"]) == 0
+
+    assert "\n\nredco-flow run pipelines/texts.yaml\n" in capsys.readouterr().out
+    assert "dataset: ./texts.csv" in (here / "pipelines" / "texts.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -377,7 +386,7 @@ def test_columns_are_read_in_the_order_that_the_user_gives(here, columns, source
         (["out", "--data", "texts.csv", "--columns", ""], "texts.csv has no column ''"),
         (["out", "--data", "texts.csv", "--columns", "text,text"], "names a column twice"),
         (["texts.csv", "--data", "texts.csv"], "these exist, nothing was written: texts.csv"),
-        ([], "name the DIRECTORY to write, or --list"),
+        ([], "name the DIRECTORY to write, or --data PATH"),
     ],
 )
 def test_what_is_missing_is_named_and_nothing_is_written(here, capsys, words, said):
