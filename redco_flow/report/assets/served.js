@@ -212,7 +212,7 @@
     return [...new Set([choice.metric, ...names].filter(Boolean))].slice(0, NUM_COLUMNS);
   }
 
-  const [NUM_AT_FIRST, NUM_AT_ONCE] = [40, 150];
+  const [NUM_AT_FIRST, NUM_AT_ONCE] = [30, 150];
 
   function listRuns(form) {
     let rows = [];
@@ -382,7 +382,10 @@
       }
       document.documentElement.classList.add("has-rows");
       // The first screen is drawn at once, and then what is below it.
-      if (shown < NUM_AT_ONCE) requestAnimationFrame(() => setTimeout(() => set({})));
+      if (shown < NUM_AT_ONCE) setTimeout(() => {
+        shown = Math.max(shown, NUM_AT_ONCE);
+        draw();
+      }, 200);
     }
 
     async function load() {
