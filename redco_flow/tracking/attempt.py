@@ -87,6 +87,7 @@ class JobRecord(TypedDict, total=False):
     executor: str
     job_id: str
     attempt: str
+    group: list[str]  # of a job of several stages: their attempts, in the order in which they run
     supervisor: ProcessRecord
 
 
