@@ -34,6 +34,8 @@ LLAMA = {
     "vocab_size": 64, "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH,
 }  # fmt: skip
+# For compilers that unroll layers.
+ONE_LAYER = {**LLAMA, "num_hidden_layers": 1}
 GEMMA = {
     **LLAMA, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 128,
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
@@ -297,7 +299,7 @@ def test_a_step_compiled_for_tpus_has_the_kernel_once_and_no_scores(monkeypatch,
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
     module = find_model("llama")
-    values = {"model_type": "llama", **LLAMA, "max_position_embeddings": 512}
+    values = {"model_type": "llama", **ONE_LAYER, "max_position_embeddings": 512}
     config = module.Config.from_hugging_face(values).updated(
         {"dtype": "bfloat16", "remat": "full", "activations": {"attention": "keep"}}
     )
@@ -322,8 +324,8 @@ def test_a_step_compiled_for_tpus_has_the_kernel_once_and_no_scores(monkeypatch,
 
     program = plan.compile().as_text()
 
-    # Forward, the gradient of the queries, those of keys and values; two layers may be unrolled.
-    assert program.count('custom_call_target="tpu_custom_call"') in (3, 6)
+    # Forward, the gradient of the queries, those of keys and values.
+    assert program.count('custom_call_target="tpu_custom_call"') == 3
     assert not re.findall(r"\[[\d,]*512,512[\d,]*\]", program)
     assert not [r for r in caplog.records if "in every micro-batch" in r.getMessage()]
 
@@ -339,7 +341,7 @@ def test_a_step_over_context_shards_compiled_for_tpus_has_the_kernel_and_no_scor
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc("v5p:2x2x1", platform="tpu").devices
     module, length = find_model("llama"), 1536
-    values = {"model_type": "llama", **LLAMA, "max_position_embeddings": length}
+    values = {"model_type": "llama", **ONE_LAYER, "max_position_embeddings": length}
     config = module.Config.from_hugging_face(values).updated({"dtype": "float32", "remat": "full"})
 
     def loss_fn(params, batch, rngs, is_training):

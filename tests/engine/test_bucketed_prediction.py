@@ -111,13 +111,15 @@ def test_buckets_of_other_examples_are_refused():
         predictor_of(sums_and_draws).predict(EXAMPLES[1:], PARAMS, bucketing=bucketing_of())
 
 
-PREDICT = """
+START = """
 import json, sys
-from functools import partial
 rank, num_processes, port = map(int, sys.argv[1:])
+import jax
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
+"""
+PREDICT = """
+from functools import partial
 import jax, numpy as np
-if num_processes > 1:
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow import Deployer, Predictor
 from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 
@@ -133,16 +135,20 @@ def collate(rows, width):
 def predict(params, batch, rngs):
     return {"sum": params["w"] * batch["x"].sum(axis=1), "drawn": jax.vmap(jax.random.bits)(rngs)}
 
-buckets = choose_buckets(lengths[:, None], 3)
-predictor = Predictor(
-    Deployer(), collate_fn=partial(collate, width=40), pred_fn=predict, batch_size=4, seed=3
-)
-found = predictor.predict(
-    examples,
-    {"w": np.float32(2)},
-    bucketing=Bucketing(buckets, tuple(partial(collate, width=w) for (w,) in buckets.widths)),
-)
-print(json.dumps([num_read, [[float(p["sum"]), int(p["drawn"])] for p in found]]), flush=True)
+def predicted(deployer):
+    buckets = choose_buckets(lengths[:, None], 3)
+    predictor = Predictor(
+        deployer, collate_fn=partial(collate, width=40), pred_fn=predict, batch_size=4, seed=3
+    )
+    found = predictor.predict(
+        examples,
+        {"w": np.float32(2)},
+        bucketing=Bucketing(buckets, tuple(partial(collate, width=w) for (w,) in buckets.widths)),
+    )
+    return [num_read, [[float(p["sum"]), int(p["drawn"])] for p in found]]
+"""
+END = """
+print(json.dumps(predicted(Deployer())), flush=True)
 """
 
 
@@ -151,9 +157,11 @@ def test_two_processes_predict_what_one_does_each_reading_half_of_the_rows(run_r
     """Engine cases 23 and 28: all ranks run equal numbers of steps; predictions come in input
     order, without padding.
     """
-    ((num_rows, alone),) = run_ranks(PREDICT, 1, 2)
+    names: dict = {}
+    exec(PREDICT, names)
+    num_rows, alone = names["predicted"](names["Deployer"](devices=jax.devices()[:2]))
 
-    halves = run_ranks(PREDICT, 2, 1)
+    halves = run_ranks(START + PREDICT + END, 2, 1)
 
     assert [found for _, found in halves] == [alone, alone]
     assert [count for count, _ in halves] == [num_rows // 2] * 2

@@ -205,12 +205,14 @@ def test_buckets_of_examples_that_are_not_there_yet_are_refused():
         trainer().fit(rounds(), num_epochs=2, bucketing=Bucketing(buckets, (collate,)))
 
 
-OVER_PROCESSES = """
+START = """
 import json, sys
 rank, num_processes, port = map(int, sys.argv[1:4])
+import jax
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
+"""
+ROUNDS = """
 import jax, jax.numpy as jnp, numpy as np, optax
-if num_processes > 1:
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow import Deployer, Predictor, Rounds, Trainer
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
@@ -219,15 +221,14 @@ collate = lambda rows: {"x": np.stack(rows).astype(np.float32)}
 def draw(params, batch, rngs):
     return batch["x"] + params["mean"] + jax.vmap(lambda key: jax.random.normal(key, (3,)))(rngs)
 
-def collect(params, number, carry):
-    points = np.random.default_rng(number).normal(size=(5, 3)).astype(np.float32)
-    drawn = predictor.bind(params)({"x": points}, seed=number)
-    return list(drawn + carry["sum"]), {"sum": carry["sum"] + drawn.mean(axis=0)}
+def train(deployer, directory, num_epochs):
+    predictor = Predictor(deployer, collate_fn=collate, pred_fn=draw, batch_size=4)
 
-deployer = Deployer()
-predictor = Predictor(deployer, collate_fn=collate, pred_fn=draw, batch_size=4)
+    def collect(params, number, carry):
+        points = np.random.default_rng(number).normal(size=(5, 3)).astype(np.float32)
+        drawn = predictor.bind(params)({"x": points}, seed=number)
+        return list(drawn + carry["sum"]), {"sum": carry["sum"] + drawn.mean(axis=0)}
 
-def train(num_epochs):
     trainer = Trainer(
         deployer,
         collate_fn=collate,
@@ -237,14 +238,18 @@ def train(num_epochs):
         global_batch_size=2,
     )
     rounds = Rounds(collect, num_examples=5, carry={"sum": np.zeros(3, np.float32)})
-    with Checkpointer(sys.argv[4]) as checkpointer:
+    with Checkpointer(directory) as checkpointer:
         result = trainer.fit(rounds, num_epochs=num_epochs, checkpointer=checkpointer)
         like = {**trainer.state, "carry": rounds.carry}
         carry = checkpointer.restore(like=like)[0]["carry"]
     return result.start_step, np.asarray(trainer.state["params"]["mean"]), carry["sum"]
 
-train(1)
-start_step, mean, carry = train(3)
+def resumed(deployer, directory):
+    train(deployer, directory, 1)
+    return train(deployer, directory, 3)
+"""
+END = """
+start_step, mean, carry = resumed(Deployer(), sys.argv[4])
 print(json.dumps([start_step, mean.tolist(), carry.tolist()]), flush=True)
 """
 
@@ -252,9 +257,14 @@ print(json.dumps([start_step, mean.tolist(), carry.tolist()]), flush=True)
 @pytest.mark.slow
 def test_rounds_over_two_processes_are_those_of_one(tmp_path, run_ranks):
     """Each collects all examples, and resumes with the carry."""
-    ((_, mean, carry),) = run_ranks(OVER_PROCESSES, 1, 2, tmp_path / "one")
+    names: dict = {}
+    exec(ROUNDS, names)
+    deployer = names["Deployer"](devices=jax.devices()[:2])
+    _, mean, carry = names["resumed"](deployer, tmp_path / "one")
 
-    for start_step, other_mean, other_carry in run_ranks(OVER_PROCESSES, 2, 1, tmp_path / "two"):
+    both = run_ranks(START + ROUNDS + END, 2, 1, tmp_path / "two")
+
+    for start_step, other_mean, other_carry in both:
         assert start_step == 3
         np.testing.assert_allclose(other_mean, mean, rtol=1e-5)
         np.testing.assert_allclose(other_carry, carry, rtol=1e-5)

@@ -31,6 +31,7 @@ from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
+from tests.drawn_params import draw_like
 from tests.hub.conftest import HubCommand
 
 pytestmark = [pytest.mark.slow]
@@ -74,7 +75,7 @@ class Published:
         self.recipe = find_recipe(recipe_name).build(
             model, TextTokenizer.load(tokenizer), **LENGTHS
         )
-        params = jax.jit(self.recipe.init_params)(jax.random.key(0))
+        params = draw_like(self.recipe.abstract_params())
         self.params = jax.tree.map(lambda values: values * scale, params)
         state = {"params": self.params}
         lora = None

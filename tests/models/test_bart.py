@@ -130,7 +130,7 @@ def test_a_bare_model_as_the_first_were_published_is_read(bart, tmp_path):
 
 def talkative(case: Any) -> Any:
     """A model of few tokens that heeds its source: some texts end early, others never."""
-    return heeding(case.changed(vocab_size=11, seed=7))
+    return heeding(case.changed(vocab_size=11, seed=9))
 
 
 def heeding(case: Any) -> Any:

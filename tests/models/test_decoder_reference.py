@@ -37,7 +37,17 @@ def test_logits_equal_the_torch_reference(decoder, padded_batch, torch_reference
     np.testing.assert_allclose(found[is_token], expected[is_token], rtol=0, atol=tolerance)
 
 
+# One for each mechanism: fused kernels and learned positions, blocks side by side, projected
+# embeddings, biases, norms of queries and keys, norms of results, soft caps with windows, sinks,
+# experts, and a latent. All families' logits are compared above.
+DIFFERENTIATED = (
+    "gpt2", "gptj", "opt-350m", "llama-biased", "qwen3", "olmo2-grouped", "gemma2", "gpt_oss",
+    "mixtral", "deepseek_v3",
+)  # fmt: skip
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("decoder", DIFFERENTIATED, indirect=True)
 @pytest.mark.covers("transformers on torch", family="decoder")
 def test_gradients_of_every_parameter_equal_the_torch_reference(
     decoder, padded_batch, torch_reference, tmp_path

@@ -32,7 +32,7 @@ def talkative(config, make_params, make_batch) -> tuple[t5.Config, dict[str, Any
     config = config.updated({"vocab_size": 11})
     batch = make_batch(SOURCE_LENGTHS, (1,) * len(SOURCE_LENGTHS))
     batch["input_ids"] = np.where(batch["attention_mask"], 2 + batch["input_ids"] % 9, PAD)
-    return config, make_params(config, seed=4), batch
+    return config, make_params(config, seed=1), batch
 
 
 def search(config: t5.Config, params: dict[str, Any], batch: dict[str, Any], **how: Any) -> Any:

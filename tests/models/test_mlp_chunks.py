@@ -13,6 +13,7 @@ import pytest
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.models.find import find_model
+from tests.drawn_params import draw_params
 from tests.engine.traffic import wire_bytes
 
 llama = find_model("llama")
@@ -78,7 +79,7 @@ def plan_of(family, mesh, values, *, num_micro=1):
         global_batch_size=ROWS,
         per_device_batch_size=ROWS // num_micro // shards,
         batch=batch,
-    ), module.init_params(config, jax.random.key(0))
+    ), draw_params(module, config, stddev=0.1 if family == "t5" else 0.02)
 
 
 def run(plan, params):
@@ -139,7 +140,7 @@ def test_a_step_in_chunks_is_that_of_all_tokens_and_sends_no_more(case):
 def test_units_are_dropped_alike_in_chunks():
     module = find_model("t5")
     whole = module.Config.from_hugging_face({"model_type": "t5", **FAMILIES["t5"]})
-    params = module.init_params(whole, jax.random.key(0))
+    params = draw_params(module, whole, stddev=0.1)
     ids = np.random.default_rng(0).integers(3, 64, (ROWS, LENGTH))
     given = (params, ids, np.ones_like(ids), jax.random.split(jax.random.key(1), ROWS))
     deployer = Deployer(2, devices=jax.devices()[:2])

@@ -4,23 +4,18 @@ from pathlib import Path
 
 import pytest
 
-MAKE = """
-import sys
-from pathlib import Path
-import jax
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import save_pretrained
-llama = find_model("llama")
+from tests.drawn_params import draw_params
+
+LLAMA = find_model("llama")
 # Nearly all of it is the embedding and the head, which lie in the file as rows of the vocabulary.
-config = llama.Config.from_hugging_face({
+CONFIG = LLAMA.Config.from_hugging_face({
     "model_type": "llama", "vocab_size": 32768, "hidden_size": 256, "intermediate_size": 256,
     "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 32, "bos_token_id": 2, "eos_token_id": 1,
     "tie_word_embeddings": False,
-})
-save_pretrained(Path(sys.argv[4]), llama, config, llama.init_params(config, jax.random.key(0)))
-print("null")
-"""
+})  # fmt: skip
 LOAD = """
 import json, re, sys
 from pathlib import Path
@@ -62,7 +57,7 @@ print(json.dumps({"touched": touched, "held": held}), flush=True)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the kernel does not tell pages")
 def test_a_process_touches_only_its_devices_shards_of_the_file(tmp_path, run_ranks):
-    run_ranks(MAKE, 1, 1, tmp_path)
+    save_pretrained(tmp_path, LLAMA, CONFIG, draw_params(LLAMA, CONFIG))
 
     found = run_ranks(LOAD, 2, 1, tmp_path)
 

@@ -16,6 +16,7 @@ from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokeniz
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.text.tokenizer import TextTokenizer
+from tests.drawn_params import draw_like
 from tests.engine.traffic import read_collectives, wire_bytes
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -71,23 +72,28 @@ def plan_of(tokenizer, family, settings, *, packed=False, **values):
     return plan, config, recipe, collate
 
 
-def one_step(plan, config, recipe, collate):
-    """Return the parameters after a step of plain gradient descent, and the loss' sums."""
-    trainer = start_trainer(plan, config, recipe, collate)
+def step_of(trainer):
+    """Return the gradients of a step of plain gradient descent, and the mean loss."""
     state = jax.tree.map(np.asarray, trainer._state["params"])
     with trainer.read_batches(EXAMPLES, 0, 1) as batches:
         (found,) = trainer.device_batches(batches)
-    after, metrics = plan.train_step(trainer._state, found)
+    after, metrics = trainer.plan.train_step(trainer._state, found)
     gradients = jax.tree.map(lambda old, new: old - np.asarray(new), state, after["params"])
     return gradients, float(metrics["total"] / metrics["weight"])
 
 
 def assert_same_step(tokenizer, family, settings, **options):
     found = [
-        one_step(*plan_of(tokenizer, family, {**settings, "num_loss_chunks": n}, **options))
+        step_of(
+            start_trainer(*plan_of(tokenizer, family, settings | {"num_loss_chunks": n}, **options))
+        )
         for n in (1, 3)
     ]
-    (expected, loss), (gradients, loss_in_chunks) = found
+    assert_same(found[1], found[0])
+
+
+def assert_same(in_chunks, at_once):
+    (gradients, loss_in_chunks), (expected, loss) = in_chunks, at_once
     assert loss_in_chunks == pytest.approx(loss, rel=1e-6)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
     for one, other in zip(*map(jax.tree.leaves, (gradients, expected)), strict=True):
@@ -95,12 +101,33 @@ def assert_same_step(tokenizer, family, settings, **options):
 
 
 @pytest.mark.slow
-# LLaMA's head is Mixtral's, and the tests below train it.
-@pytest.mark.parametrize("family", [name for name in MODELS if name != "llama"])
+# LLaMA's head is Mixtral's, and the tests below train it; a mesh splits each head as GPT-J's.
+@pytest.mark.parametrize("family", [name for name in MODELS if name not in ("llama", "gptj")])
 def test_every_familys_head_has_the_same_loss_and_gradients_with_a_z_loss_too(tokenizer, family):
-    # A mesh splits each head as it splits this one, which has a bias too, and the one below.
-    mesh = DATA_MESH if family == "gptj" else {}
-    assert_same_step(tokenizer, family, mesh | {"z_loss": 0.1})
+    _, recipe = recipe_of(tokenizer, family)
+    batch, keys = recipe.collate_fn(EXAMPLES), jax.random.split(jax.random.key(0), len(EXAMPLES))
+    params = draw_like(recipe.abstract_params(), stddev=0.1)
+
+    def found(num_chunks):
+        loss_fn = recipe.loss_in_chunks(num_chunks, z_loss=0.1)
+
+        def mean(params):
+            totals, weights, *_ = loss_fn(params, batch, keys, True)
+            return totals.sum() / weights.sum()
+
+        on_mesh = Deployer(devices=jax.devices()[:1]).on_mesh(jax.value_and_grad(mean))
+        lowered = jax.jit(on_mesh).lower(params)
+        loss, gradients = lowered.compile()(params)
+        return (gradients, float(loss)), lowered.as_text()
+
+    (in_chunks, program), (at_once, other) = found(3), found(1)
+    assert program != other
+    assert_same(in_chunks, at_once)
+
+
+@pytest.mark.slow
+def test_a_step_over_a_mesh_has_the_same_loss_and_gradients_of_a_head_with_a_bias(tokenizer):
+    assert_same_step(tokenizer, "gptj", DATA_MESH | {"z_loss": 0.1})
 
 
 @pytest.mark.slow
@@ -117,13 +144,14 @@ def test_they_are_with_gradients_deferred_to_the_last_micro_batch(tokenizer):
 @pytest.mark.slow
 def test_only_training_adds_the_z_loss(tokenizer):
     settings = DATA_MESH | {"z_loss": 0.1, "num_loss_chunks": 3}
-    plain, _ = plan_of(tokenizer, "llama", {})[2:]
     plan, config, recipe, collate = plan_of(tokenizer, "llama", settings)
 
     trainer = start_trainer(plan, config, recipe, collate)
-    _, loss = one_step(plan, config, recipe, collate)
-    totals, weights = plain.loss_fn(trainer.state["params"], collate(EXAMPLES), None, False)
-    assert trainer.eval_loss(EXAMPLES) == pytest.approx(float(totals.sum() / weights.sum()), 1e-5)
+    evaluated, params = trainer.eval_loss(EXAMPLES), jax.device_get(trainer.state["params"])
+    _, loss = step_of(trainer)
+    loss_fn = jax.jit(recipe.loss_fn, static_argnums=3)
+    totals, weights = loss_fn(params, collate(EXAMPLES), None, False)
+    assert evaluated == pytest.approx(float(totals.sum() / weights.sum()), 1e-5)
     # Drawn anew, the model's logits are small, and log Z is about that of the vocabulary's size.
     extra = loss - float(totals.sum() / weights.sum())
     assert extra == pytest.approx(0.1 * np.log(recipe.model["config"]["vocab_size"]) ** 2, rel=0.1)
@@ -135,11 +163,12 @@ def test_they_are_for_packed_rows(tokenizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [DATA_MESH, CONTEXT_MESH], ids=["data", "context"])
-def test_layout_and_traffic_stay_and_the_logits_go(tokenizer, mesh):
-    """The head's gradient is reduced once, not in every chunk."""
+def test_layout_and_traffic_stay_and_the_logits_go(tokenizer):
+    """The head's gradient is reduced once, not in every chunk, over fsdp as over data."""
     plans = [
-        plan_of(tokenizer, "llama", {**mesh, "num_loss_chunks": n}, vocab_size=16384, length=128)[0]
+        plan_of(
+            tokenizer, "llama", {**CONTEXT_MESH, "num_loss_chunks": n}, vocab_size=16384, length=128
+        )[0]
         for n in (1, 8)
     ]
 

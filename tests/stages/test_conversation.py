@@ -58,10 +58,18 @@ def trained(shared_bench):
     return dataset, made["checkpoint/last"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def words(shared_bench, trained):
     workspace = str(shared_bench.root / "workspace")
     return ["chat", trained[1].id, "-w", workspace, "--max-new-tokens", "9"]
+
+
+@pytest.fixture(scope="module")
+def answer(words):
+    """What `redco-flow chat` says to the question."""
+    command = [sys.executable, "-m", "redco_flow.cli.main", *words, "--message", QUESTION]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
 
 
 @pytest.mark.slow
@@ -81,7 +89,7 @@ def test_each_line_is_asked_with_all_turns_before_it(words):
 
 
 @pytest.mark.slow
-def test_a_prompt_gets_the_answer_that_predict_gives_to_it(shared_bench, trained, words, capsys):
+def test_a_prompt_gets_the_answer_that_predict_gives_to_it(shared_bench, trained, answer):
     dataset, checkpoint = trained
     one = {"messages": [{"role": "user", "content": QUESTION}]}
     one["messages"].append({"role": "assistant", "content": "five"})
@@ -95,9 +103,7 @@ def test_a_prompt_gets_the_answer_that_predict_gives_to_it(shared_bench, trained
     predicted = shared_bench.run(predict, settings, inputs)["predictions"]
     (line,) = read_predictions(predicted.path)[0]
 
-    assert run_command([*words, "--message", QUESTION]) == 0
-
-    assert capsys.readouterr().out.strip() == line.prediction.strip()
+    assert answer == line.prediction.strip()
 
 
 @pytest.mark.slow
@@ -138,7 +144,7 @@ def test_in_a_terminal_a_conversation_begins_anew_and_ends_when_asked(words):
     os.close(main)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(shared_bench, trained):
     """Asks a checkpoint that `redco-flow serve-model` serves: (path, body) -> status, text."""
     words = ["serve-model", trained[1].id[:12], "-w", str(shared_bench.root / "workspace")]
@@ -165,9 +171,7 @@ def served(shared_bench, trained):
 
 
 @pytest.mark.slow
-def test_a_served_model_gives_the_answer_of_chat_by_openais_api(served, words, capsys):
-    assert run_command([*words, "--message", QUESTION]) == 0
-    answer = capsys.readouterr().out.strip()
+def test_a_served_model_gives_the_answer_of_chat_by_openais_api(served, answer):
     asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 9, "temperature": 0}
 
     status, text = served("/chat/completions", asked)
@@ -221,7 +225,7 @@ def test_pieces_are_whole_characters_and_hold_back_what_may_begin_a_stop_string(
 
 
 @pytest.mark.slow
-def test_a_client_that_goes_ends_its_answer_and_the_next_one_gets_another(served, words):
+def test_a_client_that_goes_ends_its_answer_and_the_next_one_gets_another(served):
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 90, "stream": True}
     ask_and_go(served.url, json.dumps(body | {"seed": 1}))
 

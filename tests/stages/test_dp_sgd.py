@@ -29,10 +29,12 @@ def digits():
     model = script.Classifier(width=16)
     params = model.init(jax.random.key(0), np.zeros((1, 64)))["params"]
     images = script.load_images(seed=0)[0][:NUM_IMAGES]
+    image_losses = script.make_image_losses(model)
     return SimpleNamespace(
         script=script,
         images=images,
-        image_losses=script.make_image_losses(model),
+        image_losses=image_losses,
+        gradient=jax.jit(jax.grad(lambda params, batch: image_losses(params, batch)[0])),
         params=jax.tree.map(np.asarray, params),
     )
 
@@ -65,7 +67,7 @@ def flat(tree):
 def clipped_alone(digits, image):
     """One image's gradient in NumPy, no longer than MAX_NORM; and its length before."""
     batch = digits.script.collate_images([image])
-    gradient = flat(jax.grad(lambda p: digits.image_losses(p, batch)[0])(digits.params))
+    gradient = flat(digits.gradient(digits.params, batch))
     length = np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in gradient.values()))
     return {name: g * min(1, MAX_NORM / length) for name, g in gradient.items()}, length
 
@@ -79,8 +81,10 @@ def without_noise(digits):
     return {name: start[name] - sum(g[name] for g in clipped) / NUM_IMAGES for name in start}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_each_images_gradient_is_clipped_by_itself(digits, without_noise, mesh):
+def test_each_images_gradient_is_clipped_by_itself(digits, without_noise):
+    """On other meshes as here: the test after the next."""
+    mesh = "2 data shards, micro-batches"
+
     stepped = train(digits, mesh, sampling_rate=1.0, noise_multiplier=0.0)
 
     assert_close(stepped, without_noise, atol=1e-6)

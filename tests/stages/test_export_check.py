@@ -1,7 +1,6 @@
 """The check of an export: what transformers draws and never uses is not missing."""
 
 from dataclasses import asdict
-from functools import partial
 
 import jax
 import pytest
@@ -11,6 +10,7 @@ from redco_flow.models.hub.tensors import save_params
 from redco_flow.records import write_json
 from redco_flow.stages.artifacts.export_check import Exported, check_export
 from redco_flow.stages.artifacts.recorded_model import find_recorded_model
+from tests.drawn_params import draw_params
 from tests.models.conftest import CAPTIONERS
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def test_a_captioner_exports_although_transformers_has_a_pooler_beside_it(tmp_pa
     model = find_recorded_model(
         "", {"family": family, "config": asdict(module.Config.from_hugging_face(values))}
     )
-    params = jax.device_get(jax.jit(partial(module.init_params, model.config))(jax.random.key(0)))
+    params = jax.device_get(draw_params(module, model.config))
     save_params(tmp_path, model.layouts, params)
     write_json(tmp_path / "config.json", model.config.to_hugging_face())
 

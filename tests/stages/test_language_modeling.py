@@ -88,11 +88,6 @@ def params_of(artifact):
     return checkpoint.load_params(checkpoint.build_recipe(), Deployer())
 
 
-def assert_equal(one, other):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.slow
 @pytest.mark.covers("stages by themselves", family="gpt2", recipe="language_modeling")
 def test_an_instruction_tuned_gpt2_is_trained_predicts_and_is_evaluated(bench, dataset, trained):
@@ -179,23 +174,6 @@ def test_packed_and_bucketed_batches_have_the_loss_per_token_of_padded_ones(benc
 
 
 @pytest.mark.slow
-def test_a_bucketed_training_resumes_in_mid_epoch_bitwise(bench, dataset):
-    """Engine case 30: training goes on with the next batch; packed: `test_mixture.py`."""
-    settings = SETTINGS | {"batching": {"type": "bucketed", "num_buckets": 2}}
-    settings |= {"save_every_steps": 3}
-    inputs = {"dataset": [dataset]}
-
-    whole = bench.run(train, settings, inputs, work="whole")["checkpoint/last"]
-    num_steps = CheckpointArtifact(whole.path).record.step
-    step = (num_steps - 1) // 3 * 3
-    work = bench.rewind("whole", step)
-    resumed = bench.run(train, settings, inputs, work=work)["checkpoint/last"]
-
-    assert bench.start_step() == step > num_steps // 2 > 3
-    assert_equal(params_of(whole), params_of(resumed))
-
-
-@pytest.mark.slow
 @pytest.mark.covers(
     "stages by themselves", family="llama", recipe="language_modeling", mesh="model"
 )
@@ -254,7 +232,6 @@ def test_each_setting_of_sampling_reaches_the_draw(bench, dataset, trained):
 
     greedy = texts()
 
-    assert texts(do_sample=True, temperature=5.0) != greedy
     for narrowed in ({"temperature": 1e-6}, {"top_k": 1}, {"top_p": 1e-6}):
         assert texts(do_sample=True, **narrowed) == greedy, narrowed
 

@@ -267,6 +267,16 @@ def test_the_step_is_planned_for_the_widest_batch_that_is_trained_on(bench, writ
     assert (len({found["input_ids"] for found in widths}) > 1) == (batching == "bucketed")
 
 
+def test_steps_that_are_not_finite_are_counted_only_where_they_are_to_be_skipped(tokenizer):
+    recipe = recipe_of(tokenizer, TINY)
+
+    def state(**settings):
+        return plan_training(config_of(**settings), recipe, recipe.collate_fn([EXAMPLE]), 3).state
+
+    assert "skipped" in state(on_nonfinite="skip")
+    assert "skipped" not in state()
+
+
 def test_a_model_in_float32_is_multiplied_in_float32(tokenizer):
     def precision(dtype):
         recipe = recipe_of(tokenizer, TINY, dtype)
