@@ -105,7 +105,7 @@ class _CompiledTemplates(BytecodeCache):
         if sys.dont_write_bytecode:
             return
         with suppress(OSError):
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = create_beside(path)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(self._digest(bucket) + marshal.dumps(bucket.code))
