@@ -7,7 +7,6 @@ connection finds the run that it started, or starts it; there is one run in any 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import re
@@ -94,6 +93,8 @@ def _passed_on(words: Sequence[str], options: argparse.Namespace) -> list[str]:
 
 def _until_detached(coroutine: Coroutine[Any, Any, int]) -> int:
     """Run it; Ctrl-C ends only what is shown here."""
+    import asyncio  # most commands run on this machine
+
     try:
         return asyncio.run(coroutine)
     except KeyboardInterrupt:
@@ -188,6 +189,8 @@ def _run(node: LoginNode, submission: Submission, options: argparse.Namespace) -
             elif started["run"] is not None:  # None where --if-new started nothing
                 print(started["run"])
             return 0
+
+    import asyncio
 
     try:
         return asyncio.run(run())
@@ -297,6 +300,8 @@ def _has_no_launcher(view: Mapping[str, Any]) -> bool:
 
 async def _follow(session: LoginSession, run_id: str, options: argparse.Namespace) -> int:
     """Show the run until it ends, then print how, as `run` does on the cluster."""
+    from asyncio import CancelledError
+
     output: list[bytes] = []
     again = (
         f"{run_id} continues there; `redco-flow attach {_way(options)} {run_id}` follows it again."
@@ -306,7 +311,7 @@ async def _follow(session: LoginSession, run_id: str, options: argparse.Namespac
         code = await session.stream(words, output.append, _printing(sys.stderr, options))
     except ClusterUnreachable as error:
         raise ClusterUnreachable(f"{error} Run {again}") from error
-    except asyncio.CancelledError:
+    except CancelledError:
         sys.stderr.write(f"\ndetached; {again}\n")
         raise
     if code != 0:

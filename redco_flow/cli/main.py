@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -209,6 +210,8 @@ def _run_here_or_there(options: argparse.Namespace, words: Sequence[str]) -> int
 
 def main() -> None:
     """Entry point of the console script."""
+    # What the imports make stays: searching it for garbage is a tenth of their time.
+    gc.set_threshold(50_000)
     # Names, messages and log lines hold what their writers chose: none of it acts on a terminal.
     sys.stdout, sys.stderr = VisibleStream(sys.stdout), VisibleStream(sys.stderr)
     try:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import marshal
+import os
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket, bc_magic
 from markupsafe import Markup
 
 from redco_flow import __version__
+from redco_flow.records import create_beside
 from redco_flow.report import numbers
 
 _FOLDER = Path(__file__).parent
@@ -54,9 +61,10 @@ def render_table(table: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    """Templates are compiled once in a process."""
+    """Templates are compiled once in a process, or by an earlier one."""
     environment = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
+        bytecode_cache=_CompiledTemplates(),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -73,6 +81,48 @@ def _environment() -> Environment:
     compact = {"separators": (",", ":"), "allow_nan": False}
     environment.policies["json.dumps_kwargs"] = compact
     return environment
+
+
+class _CompiledTemplates(BytecodeCache):
+    """Compiled templates in `templates/__pycache__`, where Python would keep modules of theirs.
+
+    A file begins with a digest of all that its code depends on. Where none can be written,
+    templates are compiled in each process.
+    """
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Read a template's code, if the file is of its current source."""
+        with suppress(OSError, ValueError, EOFError, TypeError):
+            content = self._path(bucket).read_bytes()
+            digest = self._digest(bucket)
+            if content.startswith(digest):
+                code = content[len(digest) :]
+                bucket.code = marshal.loads(code)  # noqa: S302 (ours, as are .pyc files)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Write a template's code, unless Python is not to write any."""
+        path = self._path(bucket)
+        if sys.dont_write_bytecode:
+            return
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = create_beside(path)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(self._digest(bucket) + marshal.dumps(bucket.code))
+            temporary.replace(path)
+
+    @staticmethod
+    def _path(bucket: Bucket) -> Path:
+        return Path(cache_from_source(str(_FOLDER / "templates" / bucket.key)))
+
+    @staticmethod
+    def _digest(bucket: Bucket) -> bytes:
+        own = Path(__file__).read_bytes()  # the environment's settings
+        return hashlib.sha256(bc_magic + own + bucket.checksum.encode()).digest()
+
+    def get_cache_key(self, name: str, filename: str | None = None) -> str:
+        """Return a template's name: there is one folder of them."""
+        return name
 
 
 @cache

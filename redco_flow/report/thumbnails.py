@@ -10,13 +10,15 @@ import base64
 import io
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.report.pictures import MIN_SIDE
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
-from redco_flow.tracking.dataset_rows import StoredRows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from redco_flow.tracking.dataset_rows import StoredRows
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _MOST_PIXELS = 50_000_000  # of an image that is decoded for the page
@@ -39,6 +41,9 @@ def row_thumbnails(
     dataset = store.find(str(predictions.metadata.get("data") or ""))
     if dataset is None:
         return {}
+    # NumPy is imported here and below: most reports have no rows.
+    from redco_flow.tracking.dataset_rows import StoredRows
+
     try:
         rows = StoredRows.read(dataset.path, str(predictions.metadata.get("split")))
         return dict(_drawn(rows, row_ids)) if rows is not None else {}
@@ -73,6 +78,8 @@ def _opened(content: bytes) -> Any:
 
 def _is_image(value: Any) -> bool:
     """Whether it is an image file or an array (rows, columns) or (rows, columns, 1 or 3)."""
+    import numpy as np
+
     if not isinstance(value, np.ndarray):
         return type(value).__module__.startswith("PIL.")
     has_channels = value.ndim == 3 and value.shape[-1] in (1, 3)
@@ -81,6 +88,8 @@ def _is_image(value: Any) -> bool:
 
 def thumbnail(image: Any) -> str:
     """Return an image of Pillow's or an array as a `data:` URL; "" of what cannot be drawn."""
+    import numpy as np
+
     try:
         if isinstance(image, np.ndarray):
             return _url(_of_array(image)) if image.size <= _MOST_PIXELS else ""
@@ -98,6 +107,7 @@ def _is_harmless(image: Any) -> bool:
 
 def _of_array(pixels: np.ndarray[Any, Any]) -> Any:
     """An array as an image. Its largest number is white: arrays count to 1, 16, 255 or others."""
+    import numpy as np
     from PIL import Image
 
     if pixels.ndim == 3 and pixels.shape[-1] == 1:

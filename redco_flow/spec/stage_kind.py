@@ -168,7 +168,9 @@ def _no_problems(*_: Any) -> tuple[()]:
 
 
 def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
-    """The names in the sections `model` and `data`; imported late, as a kind is."""
+    """The names in the sections that may have some; imported late, as a kind is."""
+    if not any(hasattr(config, section) for section in ("model", "pretrained", "data")):
+        return ()
     shared = import_named(f"{STAGES_PACKAGE}.data.hub_references")
     references: Iterable[HubReference] = shared.hub_references(config)
     return references

@@ -323,6 +323,7 @@ class _Closure:
     top_level: dict[str, Path | None] = field(default_factory=dict)  # name → file or folder
     beside: list[Path] = field(default_factory=list)  # folders whose modules are the user's own
     own: set[str] = field(default_factory=lambda: {_SCRIPT})  # top-level modules in `folder`
+    entries: dict[str, frozenset[str] | None] = field(default_factory=dict)  # of each folder
 
     def add_root(self, module: str) -> None:
         """Begin at this module; its top-level package is followed from now on."""
@@ -408,12 +409,32 @@ class _Closure:
 
     def _is_namespace(self, module: str) -> bool:
         location = self._location(module.partition(".")[0])
-        return location is not None and location.joinpath(*module.split(".")[1:]).is_dir()
+        if location is None or not self._may_be_there(location, module):
+            return False
+        return location.joinpath(*module.split(".")[1:]).is_dir()
 
     def _find(self, module: str) -> Path | None:
         if module not in self.files:
-            self.files[module] = _file(self._location(module.partition(".")[0]), module)
+            location = self._location(module.partition(".")[0])
+            is_there = location is not None and self._may_be_there(location, module)
+            self.files[module] = _file(location, module) if is_there else None
         return self.files[module]
+
+    def _may_be_there(self, location: Path, module: str) -> bool:
+        """Whether the folder has such an entry: most imported names are no modules."""
+        _, *words = module.split(".")
+        if not words:
+            return True
+        folder = os.path.join(location, *words[:-1])
+        if folder not in self.entries:
+            try:
+                self.entries[folder] = frozenset(os.listdir(folder))
+            except (FileNotFoundError, NotADirectoryError):
+                self.entries[folder] = frozenset()
+            except OSError:  # its files may be readable all the same
+                self.entries[folder] = None
+        entries = self.entries[folder]
+        return entries is None or any(words[-1] + end in entries for end in ("", *_SUFFIXES))
 
     def _location(self, root: str) -> Path | None:
         """Return the location of a top-level module, if its code is followed."""

@@ -147,12 +147,12 @@ def test_an_empty_entry_of_pythonpath_does_not_put_the_current_directory_first(
 
 @pytest.mark.slow
 def test_a_users_own_kinds_beside_the_pipeline_are_found_by_plan_and_by_workers(
-    tmp_path, prefect_server
+    tmp_path,
 ):
     """Fault 45: the current directory comes last, and it does come."""
     (tmp_path / "sums.yaml").write_text(PIPELINE)
     (tmp_path / "orchestrate_kinds").symlink_to(KINDS / "orchestrate_kinds")
-    home = os.environ["REDCO_FLOW_HOME"]
+    home = tmp_path / "home"
 
     for command in COMMANDS:
         planned = call(command, ["plan", "sums.yaml", "--json"], tmp_path, home, PYTHONPATH="")

@@ -36,7 +36,6 @@ class User:
     uid: int
     umask: int
     folder: Path
-    api_url: str
 
     def __call__(self, *words, code=0):
         home = self.folder / f"home-{self.name}"
@@ -49,8 +48,6 @@ class User:
             "USER": self.name,
             "LOGNAME": self.name,
             "PYTHONPATH": str(KINDS),
-            "PREFECT_API_URL": self.api_url,
-            "PREFECT_HOME": str(home / "prefect"),
             "REDCO_FLOW_HOME": str(home / "redco-flow"),
         }
         done = subprocess.run(
@@ -91,7 +88,7 @@ def folder():
 
 
 @pytest.fixture
-def meet(folder, prefect_server):
+def meet(folder):
     """Make two users with a umask, and the directory of their workspace."""
 
     def meet(umask, *, mode, group):
@@ -100,7 +97,7 @@ def meet(folder, prefect_server):
         os.chown(home, 34001, group)
         home.chmod(mode)
         both = (("anna", 34001), ("ben", 34002))
-        return [User(name, uid, umask, folder, prefect_server) for name, uid in both]
+        return [User(name, uid, umask, folder) for name, uid in both]
 
     return meet
 

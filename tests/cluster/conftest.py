@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 KINDS = [HERE.parent / layer / "kinds" for layer in ("launch", "orchestrate")]
 sys.path += map(str, [HERE, *KINDS])  # jobs and launchers search where this process does
 
+from orchestrate_runs import Runs, executions, gate, held, kill_launcher  # noqa: E402, F401
 from slurm_cluster import INSTALL, missing_programs, running_cluster  # noqa: E402
 from tiny_stages.calls import make_attempt  # noqa: E402
 
@@ -60,6 +61,15 @@ def strict_site(tmp_path):
         "options": ["--export=NONE"],
     }
     return {"environment": {"GREETING": "it's here"}, "slurm": slurm}
+
+
+@pytest.fixture
+def runs(slurm, tmp_path):
+    """Runs on the cluster; none of their launchers outlives the test."""
+    runs = Runs(tmp_path, {"executor": "slurm"})
+    yield runs
+    for run in runs.started:
+        kill_launcher(run)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import pytest
 from orchestrate_runs import (
     DIAMOND,
     InProcess,
-    Runs,
     count_lines,
     events,
     kill_launcher,
@@ -26,24 +25,6 @@ stages:
   train: {kind: orchestrate_kinds.total}
   compare: {kind: orchestrate_kinds.score, metrics: [train]}
 """
-
-
-@pytest.fixture
-def runs(slurm, tmp_path):
-    runs = Runs(tmp_path, {"executor": "slurm"})
-    yield runs
-    for run in runs.started:
-        kill_launcher(run)
-
-
-@pytest.fixture
-def executions(tmp_path):
-    return tmp_path / "executions"
-
-
-@pytest.fixture
-def gate(tmp_path):
-    return tmp_path / "gate"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The command as a person runs it with `-p slurm`, Prefect included."""
+"""The command as a person runs it with `-p slurm`."""
 
 import json
 import os

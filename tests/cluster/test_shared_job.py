@@ -1,7 +1,7 @@
 """Stages of one `group` in one Slurm job: each with its own records, retries and reuse."""
 
 import pytest
-from orchestrate_runs import InProcess, Runs, kill_launcher, wait_for_end, wait_for_stage
+from orchestrate_runs import InProcess, kill_launcher, wait_for_end, wait_for_stage
 from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.cli.view import read_run_view
@@ -29,31 +29,6 @@ stages:
   compare: {kind: orchestrate_kinds.score, metrics: [train], group: small}
 """
 STAGES = ["preprocess", "train", "compare"]
-
-
-@pytest.fixture
-def runs(slurm, tmp_path):
-    runs = Runs(tmp_path, {"executor": "slurm"})
-    yield runs
-    for run in runs.started:
-        kill_launcher(run)
-
-
-@pytest.fixture
-def executions(tmp_path):
-    return tmp_path / "executions"
-
-
-@pytest.fixture
-def gate(tmp_path):
-    return tmp_path / "gate"
-
-
-@pytest.fixture
-def held(executions, gate):
-    """Overrides: executions are counted, and the second stage waits for the gate."""
-    files = [f"{stage}.executions={executions}" for stage in ("preprocess", "train")]
-    return [*files, f"train.gate={gate}"]
 
 
 def job_ids(run, stages=STAGES):

@@ -5,7 +5,7 @@ import json
 import pytest
 from faulty_commands import FaultyCommands
 from job_processes import phase_of
-from orchestrate_runs import TWO_STAGES, InProcess, Runs, count_lines
+from orchestrate_runs import TWO_STAGES, InProcess, count_lines
 from test_slurm_sweeps import RATES, Sweeps
 from tiny_stages.calls import wait_until
 
@@ -40,11 +40,6 @@ def commands(slurm, tmp_path, monkeypatch):
     commands = FaultyCommands(tmp_path / "slurm")
     monkeypatch.setenv("PATH", commands.path)
     return commands
-
-
-@pytest.fixture
-def runs(slurm, tmp_path):
-    return Runs(tmp_path, {"executor": "slurm"})
 
 
 def test_a_submission_that_slurm_refuses_for_a_moment_is_tried_again_and_runs_once(

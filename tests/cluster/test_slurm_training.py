@@ -10,6 +10,8 @@ from job_processes import held
 from tiny_stages.calls import wait_until
 
 from pipelines import Driven, losses, make_run, same_parameters
+from redco_flow.stages.artifacts.predictions import read_predictions
+from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 
 pytestmark = [
@@ -36,19 +38,24 @@ def trained(cluster, folder):
     return driven
 
 
+@pytest.fixture(scope="module")
+def home(folder):
+    """The same training by one process here, and what it predicts; four data shards in any case."""
+    driven = Driven(make_run(folder, workspace="home", num_cpu_devices=4, predict=True))
+    assert driven.end().state == "completed", "\n".join(driven.said)
+    return driven
+
+
 @pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", mesh="data", executor="slurm")
-def test_two_hosts_train_as_one_process_does(trained, folder):
+def test_two_hosts_train_as_one_process_does(trained, home):
     """Engine case 23: 51 rows in batches of 16, so the last ones do not fill both processes.
 
-    Four data shards in any case; sums over them may be added in another order.
+    Sums over data shards may be added in another order.
     """
-    driven = Driven(make_run(folder, workspace="home", num_cpu_devices=4))
-    assert driven.end().state == "completed"
-
-    home, away = losses(driven.run), losses(trained.run)
-    assert list(away) == list(home) == list(range(1, 9))
-    assert away == pytest.approx(home, rel=1e-5)
-    there, here = trained.stage("train")["metrics"], driven.stage("train")["metrics"]
+    expected, away = losses(home.run), losses(trained.run)
+    assert list(away) == list(expected) == list(range(1, 9))
+    assert away == pytest.approx(expected, rel=1e-5)
+    there, here = trained.stage("train")["metrics"], home.stage("train")["metrics"]
     assert there == pytest.approx(here, rel=1e-5)
 
 
@@ -60,6 +67,34 @@ def test_rank_0_logs_steps_evaluations_and_checkpoints_and_names_the_devices(tra
         assert line in log
     assert attempt.read_progress()["devices"] == "4 × cpu"
     assert "step 1/8" not in attempt.log_path(1).read_text()
+
+
+def test_two_hosts_with_two_processes_each_predict_what_one_process_does(slurm, home, folder):
+    """11 validation rows in batches of 4, one row to each process, the last batch not full."""
+    settings = {"processes_per_host": 2, "walltime_minutes": 10}
+    away = Driven(
+        make_run(
+            folder, workspace="home", predict=True, num_hosts=2, force=["predict"],
+            executor="slurm", slurm=settings,
+        )
+    )  # fmt: skip
+    outcome = away.end()
+
+    assert outcome.state == "completed", "\n".join(away.said)
+    attempt = away.run.latest_attempt("predict")
+    assert attempt.ranks_with_logs() == [0, 1, 2, 3]
+    assert away.stage("train")["reused"]
+    assert not away.stage("predict")["reused"]
+    assert predictions_of(away) == predictions_of(home)
+    assert len({one.prediction for one in predictions_of(away)}) > 1  # an order can be seen
+
+
+def predictions_of(driven):
+    """What the run's predict stage published, in its order."""
+    store = ArtifactStore(driven.session.context.workspace)
+    artifact = store.get(driven.stage("predict")["artifacts"]["predictions"])
+    predictions, _ = read_predictions(artifact.path)
+    return predictions
 
 
 def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):

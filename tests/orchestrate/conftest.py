@@ -11,7 +11,7 @@ import pytest
 KINDS = Path(__file__).parent / "kinds"
 sys.path.append(str(KINDS))  # jobs and launchers search where this process does
 
-from orchestrate_runs import Runs  # noqa: E402
+from orchestrate_runs import Runs, executions, gate, held  # noqa: E402, F401 (fixtures)
 
 
 @pytest.fixture

@@ -76,8 +76,8 @@ class Weeks:
 
 
 @pytest.fixture
-def weeks(tmp_path, prefect_server, monkeypatch):
-    """A schedule, in the directory where its firings run."""
+def weeks(tmp_path, monkeypatch):
+    """A schedule, in the directory where its firings run; no Prefect server is needed."""
     from tests.cli.conftest import KINDS
 
     monkeypatch.chdir(tmp_path)
@@ -137,6 +137,7 @@ def served_for_an_hour(weeks):
     """What is on record where this process has served for an hour."""
     since = datetime.now(UTC) - timedelta(hours=1)
     path = prefect_directory().with_name("serve.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     process = ProcessIdentity.current().to_json()
     write_json(path, {"process": process, "since": since.isoformat()})
     yield since

@@ -1,10 +1,13 @@
 """One local Prefect server: started once, found again, ended; a named one is left alone."""
 
 import os
+import shutil
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,18 @@ from redco_flow.tracking.process_identity import ProcessIdentity
 
 NOBODY = "http://127.0.0.1:9/api"
 LAUNCH = "from redco_flow.orchestrate.prefect.server import ensure_server; print(ensure_server())"
+
+
+@pytest.fixture(scope="module")
+def database(prefect_server, tmp_path_factory):
+    """A copy of the shared server's database: to make its tables takes half of a server's start."""
+    path = tmp_path_factory.mktemp("database") / "prefect.db"
+    with (
+        closing(sqlite3.connect(prefect_directory() / "prefect.db", timeout=300)) as source,
+        closing(sqlite3.connect(path)) as copy,
+    ):
+        source.backup(copy)
+    return path
 
 
 @pytest.fixture
@@ -87,7 +102,9 @@ def test_its_pages_are_the_ones_that_ask_no_other_host(prefect_server):
 
 
 @pytest.mark.slow
-def test_two_launchers_that_need_a_server_start_one(own_home):
+def test_two_launchers_that_need_a_server_start_one(database, own_home):
+    shutil.copy(database, prefect_directory())
+
     launchers = [
         subprocess.Popen([sys.executable, "-c", LAUNCH], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -118,7 +135,7 @@ def homes(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_users_whose_servers_start_at_once_on_one_port_get_one_each(homes):
+def test_two_users_whose_servers_start_at_once_on_one_port_get_one_each(database, homes):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     dead = ProcessIdentity.current().to_json() | {"start_time": 1}
@@ -126,6 +143,7 @@ def test_two_users_whose_servers_start_at_once_on_one_port_get_one_each(homes):
         folder = Path(home["REDCO_FLOW_HOME"]) / "prefect" / os.uname().nodename
         folder.mkdir(parents=True)
         write_json(folder / "server.json", {"url": NOBODY, "port": port, "process": dead})
+        shutil.copy(database, folder)
 
     launchers = [
         subprocess.Popen(

@@ -3,8 +3,6 @@
 import getpass
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,27 +24,10 @@ from redco_flow.errors import UsageError
 from redco_flow.orchestrate.prefect.server import ensure_server, server_status, stop_server
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.start import resume_run, retry_run
-from redco_flow.tracking.locks import acquire, find_holder
+from redco_flow.tracking.locks import find_holder
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def executions(tmp_path):
-    return tmp_path / "executions"
-
-
-@pytest.fixture
-def gate(tmp_path):
-    return tmp_path / "gate"
-
-
-@pytest.fixture
-def held(executions, gate):
-    """Overrides: executions are counted, and the train stage waits for the gate."""
-    files = [f"{stage}.executions={executions}" for stage in ("preprocess", "train")]
-    return [*files, f"train.gate={gate}"]
 
 
 @pytest.fixture
@@ -215,43 +196,6 @@ def test_a_killed_launchers_job_runs_on_and_resume_finds_it(runs, api, held, gat
     assert api.ended_flow_run_of(run)["state"]["type"] == "COMPLETED"
 
 
-def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, gate):
-    """Fault 18: the second is refused, with the first one's process, host and time."""
-    run = runs.start(TWO_STAGES, held)
-    lease = find_holder(run)
-
-    with pytest.raises(UsageError) as refused:
-        resume_run(run)
-    second = subprocess.run(
-        [sys.executable, "-m", "redco_flow.orchestrate.run.orchestrator", str(run.path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    for message in (str(refused.value), second.stderr):
-        assert f"process {lease.holder.pid} on {lease.holder.host}" in message
-        assert lease.acquired_at in message
-    assert second.returncode == 2
-    gate.touch()
-    assert wait_for_end(run)["state"] == "completed"
-
-
-def test_a_lease_whose_holders_pid_was_reused_is_taken_over(runs):
-    """Fault 19: the reuse of the process id is seen by the start time; the lease is taken over."""
-    run = runs.write(TWO_STAGES)
-    lease = acquire(run)
-    record = lease.path.read_text().replace(
-        f'"start_time": {lease.holder.start_time}', '"start_time": 1'
-    )
-    lease.path.write_text(record)
-
-    resume_run(run)
-
-    assert wait_for_end(run)["state"] == "completed"
-    assert "lease_taken_over" in events(run)
-
-
 def test_a_terminated_launcher_leaves_its_jobs_running(runs, api, held, gate, executions):
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
@@ -267,19 +211,6 @@ def test_a_terminated_launcher_leaves_its_jobs_running(runs, api, held, gate, ex
 
     assert wait_for_end(run)["state"] == "completed"
     assert count_lines(executions) == 2
-
-
-def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
-    run = runs.start(TWO_STAGES, held)
-    wait_for_stage(run, "train")
-    kill_launcher(run)
-
-    cancel_run(run, "it has no orchestrator")
-
-    state = run.read_state()
-    assert (state["state"], state["exit_code"]) == ("cancelled", 5)
-    assert state["stages"]["train"]["message"] == "cancelled: it has no orchestrator"
-    assert run.attempt("train", 1).read_exit().cause == "cancelled"
 
 
 def test_a_completed_run_is_not_resumed(diamond):
@@ -335,21 +266,6 @@ def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, ap
     assert "| total | 0.0006 |" in api.artifact(told, "two-stages-summary")["data"]
 
 
-@pytest.fixture
-def no_server_answers():
-    """Name an API that is not there to the launchers of this test."""
-    os.environ["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
-    yield
-    del os.environ["PREFECT_API_URL"]
-
-
-def test_without_the_named_server_the_run_completes_with_a_warning(runs, no_server_answers):
-    run, state = runs.complete(TWO_STAGES)
-
-    assert state.get("prefect_url") is None
-    assert "no answer from the Prefect API at http://127.0.0.1:9/api" in run.log_path.read_text()
-
-
 def test_a_run_has_a_page_once_there_is_a_server_and_starts_none(runs, held, gate, prefect_home):
     stop_server()
     run = runs.start(TWO_STAGES, held)
@@ -383,17 +299,6 @@ def test_a_flow_of_the_users_own_decides_which_stage_starts_when(runs, api, monk
     assert f"the flow is {tmp_path}/flows/pipeline.py" in run.log_path.read_text()
     assert events(run).index("flow_run_created") < events(run).index("job_submitted")
     until(lambda: "mine" in api.logs_of(api.flow_run_of(run)))
-
-
-def test_a_run_that_cannot_be_read_ends_as_failed_with_the_reason(runs):
-    run = runs.write(TWO_STAGES)
-    run.resolved_path.write_text("stages: [")
-
-    resume_run(run)
-
-    state = wait_for_end(run)
-    assert (state["state"], state["exit_code"]) == ("failed", 2)
-    assert "resolved.yaml" in state["message"]
 
 
 def test_a_secret_of_the_environment_reaches_no_record_and_no_page(diamond, api):

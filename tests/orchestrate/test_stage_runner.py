@@ -25,21 +25,9 @@ from redco_flow.tracking.results import fingerprint
 
 
 @pytest.fixture
-def executions(tmp_path):
-    """Where the stages write a line each time they are executed."""
-    return tmp_path / "executions"
-
-
-@pytest.fixture
 def counted(executions):
     """Overrides that have both stages count their executions."""
     return [f"preprocess.executions={executions}", f"train.executions={executions}"]
-
-
-@pytest.fixture
-def gate(tmp_path):
-    """The file that the train stage waits for."""
-    return tmp_path / "gate"
 
 
 def test_outputs_of_one_stage_are_the_inputs_of_the_next(runs):

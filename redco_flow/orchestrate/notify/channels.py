@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-import smtplib
-import ssl
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from email.message import EmailMessage
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.bounded import within
 from redco_flow.spec.notify import EmailSection, NotifySection
 from redco_flow.spec.secrets import hide_secrets
 
+if TYPE_CHECKING:
+    from smtplib import SMTP
+    from urllib.request import OpenerDirector
+
+# What sends notices is imported when one is sent: most runs send none.
 _SECONDS = 10.0  # for one read
 _SECONDS_FOR_ALL = 20.0
 _MENTION_OF_ALL = re.compile(r"@(?=(?:all|channel|everyone|here)\b)", re.IGNORECASE)
@@ -82,14 +83,16 @@ def body_for(channel: str, notice: Notice) -> dict[str, Any]:
     return notice.for_slack if channel == "slack" else notice.for_programs
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: it may lead into the network of this machine."""
+def _opener() -> OpenerDirector:
+    from urllib.request import HTTPRedirectHandler, build_opener
 
-    def redirect_request(self, *_: Any) -> None:
-        """Follow none."""
+    class NoRedirects(HTTPRedirectHandler):
+        """A redirect is an error: it may lead into the network of this machine."""
 
+        def redirect_request(self, *_: Any) -> None:
+            """Follow none."""
 
-_OPENER = urllib.request.build_opener(_NoRedirects)
+    return build_opener(NoRedirects)
 
 
 def _without_calls(text: str) -> str:
@@ -98,23 +101,27 @@ def _without_calls(text: str) -> str:
 
 
 def _post(channel: str, address: str, variable: str, seconds: float, notice: Notice) -> str:
+    from urllib.request import Request
+
     if not address:
         return f"environment variable {variable} is not set"
     if not address.startswith(("https://", "http://")):
         return f"environment variable {variable} holds no http address"
     try:
-        request = urllib.request.Request(  # noqa: S310 (http alone, see above)
+        request = Request(  # noqa: S310 (http alone, see above)
             address,
             json.dumps(body_for(channel, notice)).encode(),
             {"Content-Type": "application/json", "User-Agent": "redco-flow"},
         )
-        within(seconds, lambda: _OPENER.open(request, timeout=_SECONDS).close())
+        within(seconds, lambda: _opener().open(request, timeout=_SECONDS).close())
         return ""
     except Exception as error:  # noqa: BLE001 (any error is reported, and nothing ends because of it)
         return _said(error, address)
 
 
 def _mail(email: EmailSection, environ: Mapping[str, str], seconds: float, notice: Notice) -> str:
+    from email.message import EmailMessage
+
     password = environ.get(email.password_env or "", "")
     if email.password_env and not password:
         return f"environment variable {email.password_env} is not set"
@@ -137,7 +144,10 @@ def _mail(email: EmailSection, environ: Mapping[str, str], seconds: float, notic
         return _said(error, password)
 
 
-def _connected(email: EmailSection) -> smtplib.SMTP:
+def _connected(email: EmailSection) -> SMTP:
+    import smtplib
+    import ssl
+
     if email.security == "tls":
         context = ssl.create_default_context()
         return smtplib.SMTP_SSL(email.server, email.port_number, timeout=_SECONDS, context=context)

@@ -1,12 +1,11 @@
 """A Prefect API by its address: health check, requests, addresses of its pages, login.
 
-Does not import Prefect: a health check is one HTTP request.
+Does not import Prefect: a health check is one HTTP request, and most runs make none.
 """
 
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import urllib.parse
@@ -42,10 +41,10 @@ def is_healthy(api_url: str, *, timeout_seconds: float = 2.0) -> bool:
 
     An API with a password answers 401, which is alive.
     """
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
     parts = urllib.parse.urlsplit(api_url)
-    connection_type = (
-        http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    )
+    connection_type = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     try:
         connection = connection_type(parts.netloc, timeout=timeout_seconds)
         try:
@@ -53,7 +52,7 @@ def is_healthy(api_url: str, *, timeout_seconds: float = 2.0) -> bool:
             return connection.getresponse().status < 500
         finally:
             connection.close()
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, HTTPException, ValueError):
         return False
 
 
@@ -63,10 +62,12 @@ def ask(api: PrefectApi, path: str, body: dict[str, Any], *, timeout_seconds: fl
     Raises:
         OSError, ValueError, http.client.HTTPException: there is none, or it is not JSON.
     """
+    from http.client import HTTPConnection
+
     parts = urllib.parse.urlsplit(api.url)
     token = base64.b64encode((api.auth or "").encode()).decode()
     headers = {"Content-Type": "application/json", "Authorization": f"Basic {token}"}
-    connection = http.client.HTTPConnection(parts.netloc, timeout=timeout_seconds)
+    connection = HTTPConnection(parts.netloc, timeout=timeout_seconds)
     try:
         connection.request("POST", f"{parts.path}{path}", json.dumps(body), headers)
         response = connection.getresponse()

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from redco_flow.launch.processes import kill_processes_of
 from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.plan import make_plan
@@ -45,6 +47,25 @@ def until(condition, seconds=400.0):
         assert time.monotonic() < deadline, f"waited {seconds} s in vain"
         time.sleep(0.05)
     return found
+
+
+@pytest.fixture
+def executions(tmp_path):
+    """A file that gets a line for each execution of a stage."""
+    return tmp_path / "executions"
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """A file for which a stage waits."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def held(executions, gate):
+    """Overrides: executions are counted, and the train stage waits for the gate."""
+    files = [f"{stage}.executions={executions}" for stage in ("preprocess", "train")]
+    return [*files, f"train.gate={gate}"]
 
 
 @dataclass

@@ -58,3 +58,9 @@ def write_line(folder):
 def steps(attempt):
     """The steps that an attempt has logged."""
     return [one["step"] for one in attempt.read_metrics() if one["kind"] == "training"]
+
+
+def is_in_second_epoch(attempt, workspace):
+    """Whether its first eight steps are saved, which takes a while, and more are made."""
+    is_saved = any((workspace.root / "work").glob("*/checkpoints/*/commit.json"))
+    return is_saved and len(steps(attempt)) >= 13

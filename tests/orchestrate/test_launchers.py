@@ -1,0 +1,88 @@
+"""A run's launcher process without a Prefect server: its lease, and runs that have none."""
+
+import subprocess
+import sys
+
+import pytest
+from orchestrate_runs import TWO_STAGES, events, kill_launcher, wait_for_end, wait_for_stage
+
+from redco_flow.errors import UsageError
+from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.tracking.locks import acquire, find_holder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def no_server_answers(monkeypatch):
+    """Name an API that is not there to the launchers of this test."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+
+
+def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, gate):
+    """Fault 18: the second is refused, with the first one's process, host and time."""
+    run = runs.start(TWO_STAGES, held)
+    lease = find_holder(run)
+
+    with pytest.raises(UsageError) as refused:
+        resume_run(run)
+    second = subprocess.run(
+        [sys.executable, "-m", "redco_flow.orchestrate.run.orchestrator", str(run.path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    for message in (str(refused.value), second.stderr):
+        assert f"process {lease.holder.pid} on {lease.holder.host}" in message
+        assert lease.acquired_at in message
+    assert second.returncode == 2
+    gate.touch()
+    assert wait_for_end(run)["state"] == "completed"
+
+
+def test_a_lease_whose_holders_pid_was_reused_is_taken_over(runs):
+    """Fault 19: the reuse of the process id is seen by the start time; the lease is taken over."""
+    run = runs.write(TWO_STAGES)
+    lease = acquire(run)
+    record = lease.path.read_text().replace(
+        f'"start_time": {lease.holder.start_time}', '"start_time": 1'
+    )
+    lease.path.write_text(record)
+
+    resume_run(run)
+
+    assert wait_for_end(run)["state"] == "completed"
+    assert "lease_taken_over" in events(run)
+
+
+def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+    kill_launcher(run)
+
+    cancel_run(run, "it has no orchestrator")
+
+    state = run.read_state()
+    assert (state["state"], state["exit_code"]) == ("cancelled", 5)
+    assert state["stages"]["train"]["message"] == "cancelled: it has no orchestrator"
+    assert run.attempt("train", 1).read_exit().cause == "cancelled"
+
+
+def test_a_run_that_cannot_be_read_ends_as_failed_with_the_reason(runs):
+    run = runs.write(TWO_STAGES)
+    run.resolved_path.write_text("stages: [")
+
+    resume_run(run)
+
+    state = wait_for_end(run)
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert "resolved.yaml" in state["message"]
+
+
+def test_without_the_named_server_the_run_completes_with_a_warning(runs, no_server_answers):
+    run, state = runs.complete(TWO_STAGES)
+
+    assert state.get("prefect_url") is None
+    assert "no answer from the Prefect API at http://127.0.0.1:9/api" in run.log_path.read_text()
