@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.engine.traffic import loop_turns, parse_module
+from tests.engine.traffic import SELDOM, loop_turns, parse_module
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -157,6 +157,8 @@ class Program:
 
     def _turns(self, loop: Instruction) -> int | None:
         """Return how often a loop turns: as the compiler says, or as scans count, from 0."""
+        if SELDOM.search(loop.text):
+            return 0
         if turns := _TRIPS.search(loop.text):
             return int(turns[1])
         condition = self.computations[_CONDITION.search(loop.text)[1]]
@@ -180,7 +182,8 @@ class Program:
     def _called(self, one: Instruction) -> list[tuple[str, int]]:
         """Return computations that run as such, and how often; not those that fusions name."""
         if one.operation == "while":
-            return [(_WHILE.search(one.text)[1], self._turns(one) or 1)]
+            turns = self._turns(one)
+            return [(_WHILE.search(one.text)[1], 1 if turns is None else turns)]
         if one.operation == "call":
             return [(name, 1) for name in _CALLED.findall(one.text)]
         branches = _BRANCHES.findall(one.text) if one.operation == "conditional" else []

@@ -6,6 +6,8 @@
                                      --offload layer_input attention --mlp-chunks 8 --whole
     python benchmarks/step_memory.py --target h100 --mesh "one device" --length 4096 --rows 2
                                      --remat none --lora 16 --whole
+    python benchmarks/step_memory.py --target h100 --mesh "one device" --model llama-3.2-1b
+                                     --layers 16 --length 2048 --remat none --whole
 
 Compiles the whole train step (loss in chunks, gradients, clipping, AdamW in float32, products in
 bfloat16) ahead of time for devices that need not be there (`compile_targets.py` says what must be
@@ -23,6 +25,7 @@ import argparse
 import json
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import compile_targets
@@ -52,7 +55,14 @@ TINY = {
     "vocab_size": 2048, "hidden_size": 512, "num_attention_heads": 4, "intermediate_size": 1536,
     "tie_word_embeddings": False,
 }  # fmt: skip
-MODELS = {"llama-3-8b": LLAMA_3_8B, "llama-7b": LLAMA_7B, "tiny": TINY}
+LLAMA_1B = {
+    "vocab_size": 128256, "hidden_size": 2048, "num_attention_heads": 32, "head_dim": 64,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "tie_word_embeddings": True,
+    "rope_theta": 500000.0,
+}  # fmt: skip
+MODELS = {
+    "llama-3-8b": LLAMA_3_8B, "llama-7b": LLAMA_7B, "llama-3.2-1b": LLAMA_1B, "tiny": TINY
+}  # fmt: skip
 
 
 def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any) -> Any:
@@ -173,11 +183,13 @@ def measure_whole(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
     from redco_flow.engine.training_plan import step_memory
 
     started = time.perf_counter()
-    found = plan(options, mesh, LAYERS)[0]
+    found = plan(options, mesh, options.layers)[0]
     compiled = found.compile()
     memory = step_memory(compiled)
+    if options.hlo:
+        options.hlo.write_text(compiled.as_text())
     return {
-        **vars(options),
+        **{name: value for name, value in vars(options).items() if name != "hlo"},
         "mesh": mesh,
         "device_gib": compile_targets.MEMORY_GIB[options.target],
         "peak_gib": rounded(memory.total),
@@ -207,6 +219,8 @@ def main() -> None:
     parser.add_argument("--mlp-chunks", type=int, default=1)
     parser.add_argument("--lora", type=int, metavar="RANK", help="beside a base in bfloat16")
     parser.add_argument("--whole", action="store_true", help="compile all layers and nothing else")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="with --whole")
+    parser.add_argument("--hlo", type=Path, help="with --whole: where the program's text goes")
     options = parser.parse_args()
     compile_targets.set_environment(compile_targets.kind_of(options.target), NUM_DEVICES)
     records = []

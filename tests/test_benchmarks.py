@@ -6,12 +6,15 @@ Those that compile for TPUs run beside what they measure: `tests/engine/test_att
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import pytest
+
+from redco_flow.engine.step.chunked_loss import SELDOM
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLUGIN = f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}"
@@ -66,6 +69,34 @@ def test_a_step_for_gpus_takes_its_state_what_it_keeps_and_one_layers_work(measu
     # One layer's scores, in float32: of four rows one head, forward and backward.
     assert record["layer_gib"] > 2 * 4 * length * length * 4 / 2**30
     assert 0 < record["rest_gib"] < record["peak_gib"] / 2
+
+
+@pytest.mark.parametrize("rank", [None, 16], ids=["full", "lora"])
+def test_a_step_multiplies_by_the_head_once_forward_and_adds_up_within_products(
+    measure, tmp_path, rank
+):
+    """Of 3.9 GiB of logits, in chunks: for a frozen head two products, for another three."""
+    rows, length, layers, width, units, vocab_size = 8, 2048, 2, 2048, 8192, 128256
+    given = ["--model", "llama-3.2-1b", "--mesh", "one device", "--remat", "none", "--whole"]
+    given += ["--layers", str(layers), "--rows", str(rows), "--length", str(length)]
+    given += ["--hlo", tmp_path / "hlo", *([] if rank is None else ["--lora", str(rank)])]
+
+    (record,) = measure("step_memory.py", "--target", "h100", *given)["step_memory"]
+
+    heads = 2 * width + 2 * 512  # outputs of queries, keys and values
+    kernels = layers * (width * (heads + 3 * units)) + width * vocab_size
+    factors = layers * (2 * width + width + 1024 + 2 * width + 2 * width + 3 * units)
+    each = 6 * kernels if rank is None else 4 * kernels + 6 * rank * factors
+    assert record["product_tflop"] == pytest.approx(each * rows * length / 1e12, rel=0.02)
+    added = re.compile(rf"= f32\[(1,1,)?{width},{vocab_size}\]\S* add\(")
+    computations = re.split(r"\n}\n", (tmp_path / "hlo").read_text())
+    adding = [
+        each
+        for each in computations
+        if any(added.search(line) and SELDOM not in line for line in each.splitlines())
+    ]
+    assert len(adding) == (rank is None)
+    assert all(" dot(" in each for each in adding)
 
 
 def test_windows_and_soft_caps_of_packed_rows_form_no_scores_on_gpus(measure):

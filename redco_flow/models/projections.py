@@ -34,10 +34,11 @@ def product(x: jax.Array, kernel: jax.Array, num_contracted: int = 1) -> jax.Arr
 
 
 def wide_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiply (…, D) by (D, V): (…, V) in float32, with gradients computed in the inputs' dtype.
+    """Multiply (…, D) by (D, V): (…, V) in float32, with gradients computed in the dtype of `x`.
 
     Without the second half a bfloat16 model would multiply float32 cotangents by bfloat16
-    weights, which accelerators do at float32 speed.
+    weights, which accelerators do at float32 speed. A wider kernel is rounded to the dtype of `x`;
+    its gradient is added up, and returned, in its own.
     """
     result: jax.Array = _product(1, jnp.float32, x, kernel)
     return result
@@ -45,6 +46,7 @@ def wide_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(num_contracted: int, dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    kernel = kernel.astype(x.dtype)
     return jnp.tensordot(x, kernel, num_contracted, preferred_element_type=dtype)
 
 
@@ -61,11 +63,12 @@ def _backward(num_contracted: int, dtype: Any, factors: Factors, cotangent: jax.
     cotangent = cotangent.astype(x.dtype)
     num_given = kernel.ndim - num_contracted
     given = list(range(-num_given, 0))
-    to_x = jnp.tensordot(cotangent, kernel, (given, given))
+    to_x = jnp.tensordot(cotangent, kernel.astype(x.dtype), (given, given))
     rows = [list(range(x.ndim - num_contracted))] * 2
+    add_up = partial(jnp.tensordot, axes=rows, preferred_element_type=kernel.dtype)
     if math.prod(kernel.shape[:num_contracted]) <= math.prod(kernel.shape[num_contracted:]):
-        return to_x, jnp.tensordot(x, cotangent, rows)
-    transposed = jnp.tensordot(cotangent, x, rows)
+        return to_x, add_up(x, cotangent)
+    transposed = add_up(cotangent, x)
     return to_x, jnp.moveaxis(transposed, list(range(num_given)), given)
 
 

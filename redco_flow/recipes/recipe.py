@@ -129,8 +129,8 @@ class Recipe:
             for each example; None where all such batches are as wide as `collate_prompts`'.
         collate_prompts_to: (D widths) -> a collate_prompts that pads to those; None likewise.
         loss_in_chunks: ("auto" or the number of chunks) -> a loss_fn that scores the vocabulary
-            chunk by chunk; where the setting is not 0, with `z_loss=…` or `label_smoothing=…`,
-            which training alone has. None where the recipe has none.
+            chunk by chunk; with `z_loss=…`, `label_smoothing=…` or `logits_dtype=…` where the
+            setting is not the default, which training alone has. None where the recipe has none.
         with_config: (changes of the model's config) -> this recipe of the model that has them;
             None where the recipe makes none.
         token_likelihoods: how likely the model finds given tokens; None where it cannot tell.

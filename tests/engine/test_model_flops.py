@@ -1,5 +1,7 @@
 """A step's model FLOPs, counted from its trace, beside the closed forms that the field uses."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from redco_flow import Deployer, Trainer, TrainingPlan
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.progress import peak_memory_bytes, peak_tflops, utilization
+from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.models.find import find_config, find_model
@@ -87,6 +90,20 @@ def test_a_decoders_step_is_six_operations_a_kernels_number_and_token_and_attent
 )
 def test_neither_accumulation_nor_devices_change_a_steps_model_flops(options):
     assert flops_of(*model_of("llama"), **options) == flops_of(*model_of("llama"))
+
+
+def test_a_loss_in_chunks_counts_as_one_at_once():
+    """It makes gradients with the losses: products that no backward pass multiplies again."""
+    params, _ = model_of("llama")
+    config = find_config("llama").from_hugging_face({"model_type": "llama", **LLAMA})
+    model = find_model("llama")
+
+    def loss(params, batch, rngs, is_training):
+        hidden, head, _ = model.apply_before_head(config, params, batch["ids"])
+        score = partial(model.score, config)
+        return chunked_cross_entropy(score, head, hidden, batch["ids"], num_chunks=4)
+
+    assert flops_of(params, loss) == flops_of(*model_of("llama"))
 
 
 @pytest.mark.parametrize("remat", ["none", "minimal", "full"])

@@ -2,7 +2,8 @@
 
 Reads the text of an optimised HLO module: every collective, how many bytes it moves, and how
 often it runs (a loop's body as often as the compiler says the loop turns, or, where it does not
-say, until what it adds to its counter, from 0 as scans do, reaches the constant that it counts to).
+say, until what it adds to its counter, from 0 as scans do, reaches the constant that it counts to;
+a loop that runs only where labels count differently, never).
 It reads text alone: no models, meshes or devices.
 """
 
@@ -28,6 +29,8 @@ _RESULTS = re.compile(r"^\s+ROOT .* tuple\(([^)]*)\)")
 _ADDED = re.compile(r"^\s+%([\w.\-]+) = [su]32\[\]\S* add\(%([\w.\-]+), %([\w.\-]+)\)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# `engine.step.chunked_loss.SELDOM`: what runs only where labels count differently.
+SELDOM = re.compile(r'op_name="[^"]*\bwhere_labels_count_differently\)*/while"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _LISTED_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
@@ -146,6 +149,8 @@ def _read_instruction(computation: _Computation, shape: str, operation: str, res
             num_bytes *= group
         computation.collectives.append(Collective(kind, num_bytes, group, 1))
         computation.channels += _CHANNEL.findall(rest)[:1] or [""]
+        return
+    if SELDOM.search(rest):
         return
     called, turns = _CALLED.findall(rest), _TRIPS.search(rest)
     if operation == "while" and not turns:

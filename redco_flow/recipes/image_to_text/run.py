@@ -62,10 +62,8 @@ def build_captioner(
         load_params=chosen.load_params,
         collate_fn=partial(collate, tokenizer=tokenizer, config=config, settings=settings),
         collate_prompts=partial(collate_fn, settings=settings),
-        loss_fn=partial(_loss, module, config, settings, "auto", 0.0),
-        loss_in_chunks=lambda num_chunks, z_loss=0.0, **smoothing: partial(
-            _loss, module, config, settings, num_chunks, z_loss, **smoothing
-        ),
+        loss_fn=partial(_loss, module, config, settings, "auto"),
+        loss_in_chunks=partial(partial, _loss, module, config, settings),
         make_pred_fn=make_captions,
         output_fn=partial(tokenizer.decode_until_end, end_ids=end_ids(chosen.record)),
         save_pretrained=chosen.save,
@@ -127,15 +125,13 @@ def _loss(
     config: Any,
     settings: Settings,
     num_chunks: NumChunks,
-    z_loss: float,
     params: Any,
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
-    *,
-    label_smoothing: float = 0.0,
+    **of_training: Any,
 ) -> PerExample:
-    """Summed cross-entropy (z-loss and smoothing in training) and number of a caption's tokens."""
+    """Summed cross-entropy, in training with these options, and number of a caption's tokens."""
     images = batch["images"]
     if is_training:
         images = augment(images, rngs, flip=settings.flip, shift=settings.shift)
@@ -152,6 +148,5 @@ def _loss(
         hidden,
         batch["labels"],
         num_chunks=num_chunks,
-        label_smoothing=label_smoothing if is_training else 0.0,
-        z_loss=z_loss if is_training else 0.0,
+        **(of_training if is_training else {}),
     )

@@ -209,10 +209,8 @@ def build_decoder_only(
         row_widths=rows.lengths,
         collate_to=collate_to,
         collate_packed=packed_to,
-        loss_fn=partial(_loss, chosen, "auto", 0.0),
-        loss_in_chunks=lambda num_chunks, z_loss=0.0, **smoothing: partial(
-            _loss, chosen, num_chunks, z_loss, **smoothing
-        ),
+        loss_fn=partial(_loss, chosen, "auto"),
+        loss_in_chunks=partial(partial, _loss, chosen),
         make_pred_fn=pred_fn,
         output_fn=partial(tokenizer.decode_until_end, end_ids=end_ids(chosen.record)),
         save_pretrained=chosen.save,
@@ -235,18 +233,17 @@ def _learnt(example: Example, ids: Row) -> Row:
 def _loss(
     chosen: ChosenModel,
     num_chunks: NumChunks,
-    z_loss: float,
     params: Any,
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
-    *,
-    label_smoothing: float = 0.0,
+    **of_training: Any,
 ) -> PerExample | Measured:
     """Summed cross-entropy and number of target tokens of each row.
 
-    Training adds the z-loss, and what its router costs to a mixture whose config says so, and
-    smooths labels; an evaluation does not, so that its loss stays that of the texts.
+    Training has `of_training`, options of `chunked_cross_entropy`, and adds what its router costs
+    to a mixture whose config says so; an evaluation does not, so that its loss stays that of the
+    texts.
     """
     # Padding on the right needs no mask: no token looks ahead, and its own labels are ignored.
     hidden, head, router_logits = chosen.module.apply_before_head(
@@ -264,8 +261,7 @@ def _loss(
         hidden,
         batch["labels"],
         num_chunks=num_chunks,
-        label_smoothing=label_smoothing if is_training else 0.0,
-        z_loss=z_loss if is_training else 0.0,
+        **(of_training if is_training else {}),
     )
     if not (is_training and getattr(chosen.config, "output_router_logits", False)):
         return totals, weights

@@ -61,10 +61,12 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
         (width,) = widths
         return partial(_collate, partial(rows.collate, width=width))
 
-    def loss_in_chunks(num_chunks: NumChunks, z_loss: float = 0.0) -> Callable[..., Measured]:
+    def loss_in_chunks(
+        num_chunks: NumChunks, z_loss: float = 0.0, logits_dtype: str | None = None
+    ) -> Callable[..., Measured]:
         if z_loss:
             raise ValueError("z_loss is of a cross-entropy, and recipe 'preference' has none.")
-        return partial(pairs.loss, num_chunks)
+        return partial(pairs.loss, num_chunks, logits_dtype=logits_dtype)
 
     def with_config(changes: Mapping[str, Any]) -> Recipe:
         return build_preference(with_changes(model, changes), texts, settings)
@@ -124,6 +126,7 @@ class _Pairs:
         params: Any,
         batch: Mapping[str, jax.Array],
         rngs: jax.Array | None,
+        logits_dtype: str | None = None,
     ) -> PairScores:
         """Return how likely the model finds both answers."""
         module, config = self.model.module, self.model.config
@@ -132,7 +135,13 @@ class _Pairs:
         rows = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in _OF_TOKENS}
         hidden, head, _ = module.apply_before_head(config, params, rows["input_ids"], rngs=keys)
         losses, num_tokens = chunked_cross_entropy(
-            partial(module.score, config), head, hidden, rows["labels"], num_chunks=num_chunks
+            partial(module.score, config),
+            head,
+            hidden,
+            rows["labels"],
+            num_chunks=num_chunks,
+            logits_dtype=logits_dtype,
+            equal_weights=False,
         )
         pairs = (-losses.reshape(-1, 2), num_tokens.reshape(-1, 2))
         return PairScores(*pairs, batch.get(REFERENCE))
@@ -144,9 +153,11 @@ class _Pairs:
         batch: Mapping[str, jax.Array],
         rngs: jax.Array,
         is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
+        logits_dtype: str | None = None,
     ) -> Measured:
         """Return each pair's loss, its weight, 1, and what TRL logs of it, by TRL's names."""
-        scores = self.scores(num_chunks, params, batch, rngs if is_training else None)
+        in_training = (rngs, logits_dtype) if is_training else (None, None)
+        scores = self.scores(num_chunks, params, batch, *in_training)
         losses = pair_losses(self.asked, scores)
         rewards = implicit_rewards(self.asked, scores)
         margins = rewards[:, 0] - rewards[:, 1]

@@ -77,10 +77,8 @@ def build_encoder_decoder(
         row_widths=_row_widths,
         collate_to=collate_to,
         collate_packed=None,
-        loss_fn=partial(_loss, module, config, "auto", 0.0),
-        loss_in_chunks=lambda num_chunks, z_loss=0.0, **smoothing: partial(
-            _loss, module, config, num_chunks, z_loss, **smoothing
-        ),
+        loss_fn=partial(_loss, module, config, "auto"),
+        loss_in_chunks=partial(partial, _loss, module, config),
         make_pred_fn=partial(make_pred_fn, module, config),
         output_fn=partial(tokenizer.decode_until_end, end_ids=end_ids(chosen.record)),
         save_pretrained=chosen.save,
@@ -143,15 +141,13 @@ def _loss(
     module: ModuleType,
     config: Any,
     num_chunks: NumChunks,
-    z_loss: float,
     params: Any,
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
-    *,
-    label_smoothing: float = 0.0,
+    **of_training: Any,
 ) -> PerExample:
-    """Summed cross-entropy, in training with z-loss and smoothing, and number of target tokens."""
+    """Summed cross-entropy, in training with these options, and number of target tokens."""
     hidden, head, _ = module.apply_before_head(
         config,
         params,
@@ -167,8 +163,7 @@ def _loss(
         hidden,
         batch["labels"],
         num_chunks=num_chunks,
-        label_smoothing=label_smoothing if is_training else 0.0,
-        z_loss=z_loss if is_training else 0.0,
+        **(of_training if is_training else {}),
     )
 
 

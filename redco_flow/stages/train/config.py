@@ -113,6 +113,8 @@ class Config(StageConfig):
             adds to each token's loss, as PaLM and T5X do (1e-4); evaluations add nothing.
         label_smoothing: share of each label's probability that training spreads evenly over the
             vocabulary; evaluations spread nothing.
+        logits_dtype: in which training stores the scores of the vocabulary; bfloat16 halves the
+            loss's memory traffic and rounds each score by up to 1/512 of itself.
         lora: train low-rank factors beside kernels.
         dropout_rate: None leaves the model's own.
         num_model_shards: devices that split every product among them.
@@ -122,8 +124,8 @@ class Config(StageConfig):
         fsdp_over_context: whether context shards share copies too; null: with `fsdp: auto` where
             memory asks for it, else not.
         num_loss_chunks: parts in which the loss scores the vocabulary, so that not all logits are
-            in memory at once; `auto`: as many as bring those of a part under 256 MiB a device, or
-            under a quarter of the head's gradient where that is more.
+            in memory at once; `auto`: as many as bring those of a part under 2 GiB on a GPU,
+            512 MiB on a TPU, 256 MiB on a CPU.
         num_mlp_chunks: parts of a device's tokens that dense feed-forward layers take one after
             another, so that their units are never all in memory; the backward pass computes those
             again. `auto`: 1, or as many as make a step fit the devices' memory; null: with
@@ -175,6 +177,7 @@ class Config(StageConfig):
     max_grad_norm: PositiveFloat | None = 1.0
     z_loss: Annotated[NonNegativeFloat, OnlyWhereSet()] = 0.0
     label_smoothing: Annotated[Fraction, OnlyWhereSet()] = 0.0
+    logits_dtype: Annotated[Literal["float32", "bfloat16"], OnlyWhereSet()] = "float32"
     lora: LoraConfig | None = None
     freeze: Text | None = None
     param_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -163,8 +163,10 @@ def _stored_shapes(config: Config, recipe: Recipe) -> Any:
 
 
 def _loss_fn(config: Config, recipe: Recipe) -> LossFn:
-    asked = {name: getattr(config, name) for name in ("z_loss", "label_smoothing")}
-    options = {name: value for name, value in asked.items() if value}
+    names = ("z_loss", "label_smoothing", "logits_dtype")
+    asked = {name: getattr(config, name) for name in names}
+    default = {name: Config.model_fields[name].default for name in names}
+    options = {name: value for name, value in asked.items() if value != default[name]}
     if recipe.loss_in_chunks is not None:
         loss_fn: LossFn = recipe.loss_in_chunks(config.num_loss_chunks, **options)
         return loss_fn
