@@ -189,7 +189,7 @@ def known_device(device_kind: str) -> Device | None:
     """
     if "MIG" in device_kind:
         return None
-    return next((one for one in DEVICES if re.fullmatch(one.reported, device_kind)), None)
+    return next((one for one in DEVICES if re.fullmatch(one.reported, device_kind, re.I)), None)
 
 
 def peak_tflops(device_kind: str) -> float | None:
@@ -205,12 +205,10 @@ def find_device(name: str) -> Device:
         EngineError: no row has this name, or several do.
     """
     wanted = re.sub(r"^nvidia-|-sxm\d?(?=-)|b$", "", re.sub(r"[\s_]", "-", name.lower()))
-    spelled = name.replace("_", " ")
-    found = [
-        one
-        for one in DEVICES
-        if one.kind == wanted or re.fullmatch(one.reported, spelled, re.IGNORECASE)
-    ] or [one for one in DEVICES if one.kind.startswith(f"{wanted}-")]
+    known = known_device(name.replace("_", " "))
+    found = [one for one in DEVICES if one.kind == wanted or one is known] or [
+        one for one in DEVICES if one.kind.startswith(f"{wanted}-")
+    ]
     if len(found) == 1:
         return found[0]
     kinds = ", ".join(one.kind for one in found or DEVICES)
