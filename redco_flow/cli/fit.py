@@ -71,6 +71,10 @@ def _facts(fit: dict[str, Any]) -> list[str]:
     facts = [f"{fit['num_parameters']:,} parameters, {trained}"]
     if fit["model_flops_per_step"] is not None:
         facts.append(f"{fit['model_flops_per_step']:.3g} model FLOPs a step")
+    if fit["program_flops_per_device"] is not None:
+        kernels = sum(fit["kernel_runs_per_device"].values())
+        besides = f" and {kernels} runs of kernels" if kernels else ""
+        facts.append(f"{fit['program_flops_per_device']:.3g} FLOPs{besides} compiled for a device")
     steps = fit["num_steps"]
     facts.append("steps not known before preprocessing" if steps is None else f"{steps:,} steps")
     facts.append(f"checkpoint {_gib(fit['checkpoint_bytes'])} GiB")
@@ -87,4 +91,5 @@ def _print_suggestions(fit: dict[str, Any]) -> None:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f}"
+    gib = num_bytes / 2**30
+    return f"{gib:.2f}" if gib >= 1 else f"{gib:.3f}"

@@ -46,7 +46,7 @@ import json, sys
 import jax, jax.numpy as jnp, optax
 from redco_flow.engine.targets import read_target
 
-target = read_target("h100x2")
+target = read_target("a100-40gx1")
 target.set_environment()
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
@@ -67,7 +67,8 @@ row = jax.ShapeDtypeStruct((1, {LENGTH}), jnp.int32)
 batch = dict(input_ids=row, labels=row)
 plan = TrainingPlan(
     Deployer(devices=target.find_devices()), loss_fn=loss_fn, params=module.abstract_params(config),
-    optimizer=optax.adamw(1e-4), global_batch_size=8, max_grad_norm=1.0, batch=batch)
+    optimizer=optax.adamw(1e-4), global_batch_size=1024, per_device_batch_size=int(sys.argv[1]),
+    max_grad_norm=1.0, batch=batch)
 found = plan.compile().memory_analysis()
 print(found.argument_size_in_bytes, found.temp_size_in_bytes)
 """
@@ -95,44 +96,44 @@ def command(tmp_path):
 
 
 @compiles_for_gpus
-def test_the_figures_are_the_compilers_and_the_closed_forms(command):
-    fit = command.json("plan", "small.yaml", "--fit", "--target", "h100x2")["fit"]["train"]
-    said = subprocess.run(
-        [sys.executable, "-c", INDEPENDENT], capture_output=True, text=True, check=True
-    ).stdout.split()
-    arguments, temporaries = map(int, said)
-
-    parts = fit["parts_bytes"]
-    assert fit["fits"]
-    assert fit["num_parameters"] == fit["num_trained"] == NUM_PARAMETERS
-    assert parts["parameters"] == fit["gradients_bytes"] == 4 * NUM_PARAMETERS
-    assert parts["optimizer_state"] == pytest.approx(8 * NUM_PARAMETERS, abs=64)
-    assert fit["checkpoint_bytes"] == pytest.approx(12 * NUM_PARAMETERS, abs=64)
-    # Alike but for the schedule's few scalars.
-    assert fit["used_bytes"] == sum(parts.values())
-    assert fit["used_bytes"] == pytest.approx(arguments + temporaries, rel=1e-3)
-    assert fit["limit_bytes"] == int(0.92 * 79.1 * 2**30)
-    products = NUM_PARAMETERS - VOCABULARY * WIDTH - (2 * LAYERS + 1) * WIDTH
-    scores = 2 * LAYERS * WIDTH * LENGTH
-    assert fit["model_flops_per_step"] == 6 * (products + scores) * 8 * LENGTH
-    assert fit["num_steps"] == 9
-
-
-@compiles_for_gpus
-def test_what_does_not_fit_is_refused_with_settings_that_do(command):
+def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figures(command):
     words = ("plan", "small.yaml", "--fit", "--target", "a100-40gx1", "global_batch_size=1024")
 
     refused = command.start(*words, "--json")
-    out, err = refused.communicate(timeout=500)
+    out, err = refused.communicate(timeout=1800)
     fit = json.loads(out)["fit"]["train"]
 
     assert refused.returncode == 3, err
     assert fit["used_bytes"] > fit["limit_bytes"] == int(0.92 * 39.4 * 2**30)
     assert ["model.config.remat=full"] in [one["overrides"] for one in fit["suggestions"]]
     fewer = next(one for one in fit["suggestions"] if "per_device" in one["overrides"][0])
-    again = command.json(*words, *fewer["overrides"])["fit"]["train"]
-    assert again["fits"]
-    assert again["used_bytes"] == fewer["used_bytes"]
+    fit = command.json(*words, *fewer["overrides"], timeout=1800)["fit"]["train"]
+    assert fit["fits"]
+    assert fit["used_bytes"] == fewer["used_bytes"]
+
+    rows = int(fewer["overrides"][0].partition("=")[2])
+    said = subprocess.run(
+        [sys.executable, "-c", INDEPENDENT, str(rows)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    parts = fit["parts_bytes"]
+    assert fit["num_parameters"] == fit["num_trained"] == NUM_PARAMETERS
+    assert parts["parameters"] == fit["gradients_bytes"] == 4 * NUM_PARAMETERS
+    assert parts["optimizer_state"] == pytest.approx(8 * NUM_PARAMETERS, abs=64)
+    assert fit["checkpoint_bytes"] == pytest.approx(12 * NUM_PARAMETERS, abs=64)
+    assert fit["used_bytes"] == sum(parts.values())
+    # Alike but for the schedule's few scalars.
+    assert fit["used_bytes"] == pytest.approx(sum(map(int, said)), rel=1e-3)
+    products = NUM_PARAMETERS - VOCABULARY * WIDTH - (2 * LAYERS + 1) * WIDTH
+    scores = 2 * LAYERS * WIDTH * LENGTH
+    tokens = 1024 * LENGTH
+    assert fit["model_flops_per_step"] == 6 * (products + scores) * tokens
+    # Attention's products are in kernels; the loss is computed in chunks, and the head again.
+    again = 2 * VOCABULARY * WIDTH
+    assert fit["program_flops_per_device"] in (
+        6 * products * tokens,
+        (6 * products + again) * tokens,
+    )
+    assert fit["num_steps"] == 9
 
 
 @pytest.mark.parametrize(

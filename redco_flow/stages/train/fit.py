@@ -85,7 +85,7 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
         preprocessing = find_stage_kind(kind).config_type.from_json(values)
         data = planned_data.of_settings(config, preprocessing)
     else:
-        raise planned_data.CannotPlan("the dataset is not there")
+        raise planned_data.CannotPlan("no stage makes the dataset")
     return fitting.fit(request.stage, config, data, target, progress)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import yaml
 
+from redco_flow.engine.step.program_flops import UnknownLoop, kernel_runs, product_flops
 from redco_flow.engine.targets import Target
 from redco_flow.engine.training_plan import StepMemory, TrainingPlan, step_memory
 from redco_flow.recipes.recipe import Recipe
@@ -45,12 +46,14 @@ class _Step:
     Args:
         memory: None where the compiler refused it for its memory.
         used_bytes: of a device's memory at once.
+        program: the optimized HLO; empty where it cannot be read.
     """
 
     plan: TrainingPlan
     memory: StepMemory | None
     used_bytes: int
     limit_bytes: int
+    program: str = ""
 
     @property
     def fits(self) -> bool:
@@ -94,12 +97,13 @@ class _Compiler:
     def compile(self, plan: TrainingPlan) -> _Step:
         limit = self.target.device.limit_bytes
         try:
-            memory = step_memory(plan.compile())
+            compiled = plan.compile()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return _Step(plan, None, _bytes_of_refusal(str(error)), limit)
-        return _Step(plan, memory, memory.total, limit)
+        memory = step_memory(compiled)
+        return _Step(plan, memory, memory.total, limit, _text_of(compiled))
 
 
 def fit(
@@ -145,6 +149,7 @@ def fit(
         "gradients_bytes": step.gradient_bytes,
         "host_bytes_per_device": used.host_temporaries if used else None,
         "model_flops_per_step": plan.model_flops(),
+        **_program_cost(step.program),
         "num_parameters": plan.num_parameters,
         "num_trained": plan.num_trained,
         "checkpoint_bytes": num_bytes(plan.storage.shapes),
@@ -233,6 +238,23 @@ def _with_config(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     if recipe.with_config is None:
         raise ValueError("the recipe makes no model with another config")
     return recipe.with_config(changes)
+
+
+def _text_of(compiled: jax.stages.Compiled) -> str:
+    try:
+        return compiled.as_text() or ""
+    except jax.errors.JaxRuntimeError:  # of a libtpu that is newer than jaxlib
+        return ""
+
+
+def _program_cost(program: str) -> dict[str, Any]:
+    """Return the products of a device's program, and how often kernels run that hide theirs."""
+    try:
+        flops = product_flops(program) if program else None
+    except UnknownLoop:
+        flops = None
+    kernels = kernel_runs(program) if program else None
+    return {"program_flops_per_device": flops, "kernel_runs_per_device": kernels}
 
 
 def _bytes_per_device(tree: Any) -> int:

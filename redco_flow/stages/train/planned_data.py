@@ -31,9 +31,12 @@ _WIDTH_MULTIPLE = 8
 
 
 class CannotPlan(RedcoFlowError):
-    """What a training's memory depends on is not known; the message says how to find it out."""
+    """What a training's memory depends on is not known before its dataset is made."""
 
     exit_code = 2
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}: run the pipeline with --until up to its dataset, then plan.")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def of_settings(config: Config, preprocessing: Any) -> PlannedData:
     """
     declared = find_recipe(config.recipe)
     if declared.is_of_rows or not hasattr(preprocessing, "max_target_length"):
-        raise CannotPlan(f"the rows of recipe '{config.recipe}' are known from its dataset alone")
+        raise CannotPlan(f"the rows of recipe '{config.recipe}' are known from the dataset alone")
     tokenizer, notes = _tokenizer(preprocessing)
     lengths = _lengths(config, declared, preprocessing)
     classes, more = _classes(config, declared)
