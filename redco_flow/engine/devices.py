@@ -3,12 +3,12 @@
 Names carry units; GiB are 2^30 bytes, GB and TFLOP 10^9 bytes and 10^12 operations. `memory_gib` is
 what programs can have: of GPUs as the CUDA driver reports it, of TPUs the limit in the messages of
 libtpu's compiler. TFLOP/s are of dense products; data sheets of GPUs mostly give the figures with
-sparsity, which are twice as high. `tf32` is JAX's default for float32 on GPUs, `float32` what its
-matmul precision "highest" computes; no page gives either for TPUs. A `gb_s` is what a device can
-send and receive at the same time, that is one direction, over all of its links together: half of
-NVIDIA's figure for both directions. A ring along one axis of a TPU's torus has a third of it (v4,
-v5p) or half. `host_gb_s` is between devices of a host, or of a slice of TPUs; `network_gb_s` of one
-device to other hosts as NVIDIA's own servers are built.
+sparsity, which are twice as high. TF32 is JAX's default for float32 on GPUs, float32 what its
+matmul precision "highest" computes; no page gives either for TPUs. GB/s of links are what a device
+sends in one direction, over all of its links together, while it receives as much: half of NVIDIA's
+figures, which add up both. A ring along one axis of a TPU's torus has a third of it (v4, v5p) or
+half. `host_gb_s` is between devices of a host, or of a slice of TPUs; `network_gb_s` of one device
+to other hosts, as NVIDIA's own servers are built.
 Sources: NVIDIA's data sheets, named in each row; of TPUs docs.cloud.google.com/tpu/docs/v4, v5e,
 v5p, v6e and tpu7x, which describe a chip: a device of TPU7x is one of its two chiplets.
 """
@@ -27,7 +27,7 @@ _SHARE_OF_GPU = 0.92
 
 @dataclass(frozen=True)
 class GpuArchitecture:
-    """What XLA asks of a GPU to compile for it where there is none.
+    """The facts that XLA needs to compile for a GPU where there is none.
 
     Source: openxla/xla, xla/backends/gpu/target_config/specs.
     """
@@ -57,12 +57,12 @@ class Device:
     reported: str
     source: str
     bfloat16_tflops: float
+    tf32_tflops: float | None
+    float32_tflops: float | None
     memory_gib: float
     hbm_gb_s: float
-    host_gb_s: float | None = None
-    network_gb_s: float | None = None
-    tf32_tflops: float | None = None
-    float32_tflops: float | None = None
+    host_gb_s: float | None
+    network_gb_s: float | None
     architecture: GpuArchitecture | None = None
     torus_dims: int | None = None
 
@@ -88,97 +88,45 @@ _H100_SHEET = (
     "DGX H100, NDR 400 Gb/s a GPU"
 )
 
+# kind, reported, source, TFLOP/s (bfloat16, tf32, float32), GiB, GB/s (HBM, host, network), …
 DEVICES: tuple[Device, ...] = (
-    Device(
-        "a100-40g", r"NVIDIA A100-(SXM4|PCIE)-40GB", _A100_SHEET,
-        bfloat16_tflops=312, tf32_tflops=156, float32_tflops=19.5,
-        memory_gib=39.4, hbm_gb_s=1555, host_gb_s=300, network_gb_s=25, architecture=_A100,
-    ),
-    Device(
-        "a100-80g", r"NVIDIA A100-SXM4-80GB", _A100_SHEET,
-        bfloat16_tflops=312, tf32_tflops=156, float32_tflops=19.5,
-        memory_gib=79.2, hbm_gb_s=2039, host_gb_s=300, network_gb_s=25, architecture=_A100,
-    ),
-    Device(
-        "a100-80g-pcie", r"NVIDIA A100.*80GB.*", _A100_SHEET,
-        bfloat16_tflops=312, tf32_tflops=156, float32_tflops=19.5,
-        memory_gib=79.2, hbm_gb_s=1935, host_gb_s=300, architecture=_A100,
-    ),
-    Device(
-        "a30", r"NVIDIA A30", "NVIDIA A30 data sheet (2022)",
-        bfloat16_tflops=165, tf32_tflops=82, float32_tflops=10.3,
-        memory_gib=23.5, hbm_gb_s=933, host_gb_s=100,
-    ),
-    Device(
-        "l4", r"NVIDIA L4", "NVIDIA L4 data sheet (2023); PCIe 4 x16",
-        bfloat16_tflops=121, tf32_tflops=60, float32_tflops=30.3,
-        memory_gib=22.0, hbm_gb_s=300, host_gb_s=32,
-    ),
-    Device(
-        "l40s", r"NVIDIA L40S", "NVIDIA L40S data sheet (2023); PCIe 4 x16",
-        bfloat16_tflops=362.05, tf32_tflops=183, float32_tflops=91.6,
-        memory_gib=44.4, hbm_gb_s=864, host_gb_s=32,
-    ),
-    Device(
-        "h100", r"NVIDIA H100 \d+GB HBM.*", _H100_SHEET,
-        bfloat16_tflops=989.4, tf32_tflops=494.7, float32_tflops=66.9,
-        memory_gib=79.1, hbm_gb_s=3350, host_gb_s=450, network_gb_s=50, architecture=_H100,
-    ),
-    Device(
-        "h100-pcie", r"NVIDIA H100 PCIe", _H100_SHEET,
-        bfloat16_tflops=756, tf32_tflops=378, float32_tflops=51.2,
-        memory_gib=79.1, hbm_gb_s=2039, host_gb_s=300,
-    ),
-    Device(
-        "h100-nvl", r"NVIDIA H100 NVL", "NVIDIA H100 NVL data sheet (2024)",
-        bfloat16_tflops=835.5, tf32_tflops=417.5, float32_tflops=60,
-        memory_gib=93.1, hbm_gb_s=3900, host_gb_s=300,
-    ),
-    Device(
-        "h200", r"NVIDIA H200", "NVIDIA H200 data sheet (2024); network: DGX H200",
-        bfloat16_tflops=989.4, tf32_tflops=494.7, float32_tflops=66.9,
-        memory_gib=139.8, hbm_gb_s=4800, host_gb_s=450, network_gb_s=50, architecture=_H100,
-    ),
-    Device(
-        "h200-nvl", r"NVIDIA H200 NVL", "NVIDIA H200 data sheet (2024)",
-        bfloat16_tflops=835.5, tf32_tflops=417.5, float32_tflops=60,
-        memory_gib=139.8, hbm_gb_s=4800, host_gb_s=450,
-    ),
-    Device(
-        "gh200", r"NVIDIA GH200.*", "NVIDIA GH200 data sheet (2024), with 96 GB of HBM3",
-        bfloat16_tflops=989.4, tf32_tflops=494.7, float32_tflops=66.9,
-        memory_gib=94.5, hbm_gb_s=4000,
-    ),
-    Device(
-        "b200", r"NVIDIA B200", "NVIDIA HGX B200 data sheet (2025); network: DGX B200",
-        bfloat16_tflops=2250, tf32_tflops=1125, float32_tflops=75,
-        memory_gib=178.3, hbm_gb_s=7700, host_gb_s=900, network_gb_s=50, architecture=_B200,
-    ),
-    Device(
-        "gb200", r"NVIDIA GB200", "NVIDIA GB200 NVL72 data sheet (2025)",
-        bfloat16_tflops=2500, tf32_tflops=1250, float32_tflops=80,
-        memory_gib=184.0, hbm_gb_s=8000, host_gb_s=900,
-    ),
-    Device(
-        "v4", r"TPU v4", "docs.cloud.google.com/tpu/docs/v4; links: Jouppi et al. 2023, TPU v4",
-        bfloat16_tflops=275, memory_gib=30.75, hbm_gb_s=1200, host_gb_s=300, torus_dims=3,
-    ),
-    Device(
-        "v5e", r"TPU v5 lite|TPU v5e", "docs.cloud.google.com/tpu/docs/v5e",
-        bfloat16_tflops=197, memory_gib=15.75, hbm_gb_s=819, host_gb_s=200, torus_dims=2,
-    ),
-    Device(
-        "v5p", r"TPU v5|TPU v5p", "docs.cloud.google.com/tpu/docs/v5p",
-        bfloat16_tflops=459, memory_gib=95.74, hbm_gb_s=2765, host_gb_s=600, torus_dims=3,
-    ),
-    Device(
-        "v6e", r"TPU v6 lite|TPU v6e", "docs.cloud.google.com/tpu/docs/v6e",
-        bfloat16_tflops=918, memory_gib=31.25, hbm_gb_s=1638, host_gb_s=400, torus_dims=2,
-    ),
-    Device(
-        "tpu7x", r"TPU7x", "docs.cloud.google.com/tpu/docs/tpu7x, half of a chip's figures",
-        bfloat16_tflops=2307 / 2, memory_gib=96.0, hbm_gb_s=7380 / 2, host_gb_s=300, torus_dims=3,
-    ),
+    Device("a100-40g", r"NVIDIA A100-(SXM4|PCIE)-40GB", _A100_SHEET,
+           312, 156, 19.5, 39.4, 1555, 300, 25, _A100),
+    Device("a100-80g", r"NVIDIA A100-SXM4-80GB", _A100_SHEET,
+           312, 156, 19.5, 79.2, 2039, 300, 25, _A100),
+    Device("a100-80g-pcie", r"NVIDIA A100.*80GB.*", _A100_SHEET,
+           312, 156, 19.5, 79.2, 1935, 300, None, _A100),
+    Device("a30", r"NVIDIA A30", "NVIDIA A30 data sheet (2022)",
+           165, 82, 10.3, 23.5, 933, 100, None),
+    Device("l4", r"NVIDIA L4", "NVIDIA L4 data sheet (2023); PCIe 4 x16",
+           121, 60, 30.3, 22, 300, 32, None),
+    Device("l40s", r"NVIDIA L40S", "NVIDIA L40S data sheet (2023); PCIe 4 x16",
+           362.05, 183, 91.6, 44.4, 864, 32, None),
+    Device("h100", r"NVIDIA H100 \d+GB HBM.*", _H100_SHEET,
+           989.4, 494.7, 66.9, 79.1, 3350, 450, 50, _H100),
+    Device("h100-pcie", r"NVIDIA H100 PCIe", _H100_SHEET, 756, 378, 51.2, 79.1, 2039, 300, None),
+    Device("h100-nvl", r"NVIDIA H100 NVL", "NVIDIA H100 NVL data sheet (2024)",
+           835.5, 417.5, 60, 93.1, 3900, 300, None),
+    Device("h200", r"NVIDIA H200", "NVIDIA H200 data sheet (2024); network: DGX H200",
+           989.4, 494.7, 66.9, 139.8, 4800, 450, 50, _H100),
+    Device("h200-nvl", r"NVIDIA H200 NVL", "NVIDIA H200 data sheet (2024)",
+           835.5, 417.5, 60, 139.8, 4800, 450, None),
+    Device("gh200", r"NVIDIA GH200.*", "NVIDIA GH200 data sheet (2024), with 96 GB of HBM3",
+           989.4, 494.7, 66.9, 94.5, 4000, None, None),
+    Device("b200", r"NVIDIA B200", "NVIDIA HGX B200 data sheet (2025); network: DGX B200",
+           2250, 1125, 75, 178.3, 7700, 900, 50, _B200),
+    Device("gb200", r"NVIDIA GB200", "NVIDIA GB200 NVL72 data sheet (2025)",
+           2500, 1250, 80, 184, 8000, 900, None),
+    Device("v4", r"TPU v4", "docs.cloud.google.com/tpu/docs/v4; links: Jouppi et al. 2023, TPU v4",
+           275, None, None, 30.75, 1200, 300, None, None, 3),
+    Device("v5e", r"TPU v5 lite|TPU v5e", "docs.cloud.google.com/tpu/docs/v5e",
+           197, None, None, 15.75, 819, 200, None, None, 2),
+    Device("v5p", r"TPU v5|TPU v5p", "docs.cloud.google.com/tpu/docs/v5p",
+           459, None, None, 95.74, 2765, 600, None, None, 3),
+    Device("v6e", r"TPU v6 lite|TPU v6e", "docs.cloud.google.com/tpu/docs/v6e",
+           918, None, None, 31.25, 1638, 400, None, None, 2),
+    Device("tpu7x", r"TPU7x", "docs.cloud.google.com/tpu/docs/tpu7x, half of a chip's figures",
+           2307 / 2, None, None, 96, 7380 / 2, 300, None, None, 3),
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ device_description_str: "NVIDIA {name}"
 
 
 class NoCompiler(EngineError):
-    """What compiles for a target is not installed."""
+    """The compiler of a target is not installed."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Computation:
 
 
 class UnknownLoop(ValueError):
-    """A loop with products in it turns a number of times that the program does not tell."""
+    """A loop with products in it has a number of turns that is not in the program."""
 
 
 def read_computations(text: str) -> tuple[dict[str, Computation], str]:

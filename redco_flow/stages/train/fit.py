@@ -32,7 +32,7 @@ _SIGNAL_AT_PARENTS_DEATH = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned.
+    """One training to plan.
 
     Args:
         stage: its name, for overrides.

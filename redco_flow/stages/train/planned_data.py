@@ -31,7 +31,7 @@ _WIDTH_MULTIPLE = 8
 
 
 class CannotPlan(RedcoFlowError):
-    """What a training's memory depends on is not known before its dataset is made."""
+    """A training's rows or vocabulary are not known before its dataset is made."""
 
     exit_code = 2
 
@@ -74,7 +74,7 @@ def of_settings(config: Config, preprocessing: Any) -> PlannedData:
         preprocessing: the Config of the stage that makes it.
 
     Raises:
-        CannotPlan: the settings do not tell what is needed.
+        CannotPlan: the settings are not enough.
     """
     declared = find_recipe(config.recipe)
     if declared.is_of_rows or not hasattr(preprocessing, "max_target_length"):
