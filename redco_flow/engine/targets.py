@@ -78,12 +78,14 @@ class Target:
             NoCompiler: their compiler is not installed; the message says what to install.
             EngineError: it knows no such slice of TPUs.
         """
+        import jax
         from jax.experimental import topologies
 
         shape = "x".join(map(str, self.topology))
         if self.device.platform == "cuda":
             # Without ptxas or libdevice it is XLA that says so, and where it looked for them.
-            _require("jax_plugins.xla_cuda13", "plan-gpu", "NVIDIA GPUs")
+            parts = (f" jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt"))
+            _require("jax_plugins.xla_cuda13", "plan-gpu", "NVIDIA GPUs", "".join(parts))
             return list(
                 topologies.get_topology_desc(
                     "", platform="cuda", topology=shape, target_config=_description(self.device)
@@ -164,7 +166,7 @@ def _description(device: Device) -> str:
     )  # fmt: skip
 
 
-def _require(module: str, extra: str, what: str) -> None:
+def _require(module: str, extra: str, what: str, versions: str = "") -> None:
     try:
         is_there = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -172,7 +174,7 @@ def _require(module: str, extra: str, what: str) -> None:
     if not is_there:
         raise NoCompiler(
             f"{module} is not installed, which compiles for {what}: "
-            f"pip install 'redco-flow[{extra}]'."
+            f"pip install 'redco-flow[{extra}]'{versions}"
         )
 
 
