@@ -38,6 +38,7 @@ import optax
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.devices import known_device
 from redco_flow.engine.progress import peak_memory_bytes
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.lora import plan_lora
@@ -64,8 +65,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LLAMA = find_model("llama")
-# Bytes/s of the memory, of the data sheets.
-MEMORY_RATES = {"H100": 3.35e12, "H200": 4.8e12, "A100": 2.04e12}
 
 
 def say(**record: Any) -> None:
@@ -342,8 +341,8 @@ def time_decoding(options: argparse.Namespace) -> None:
     slot = 2 * 2 * core.num_layers * rows * core.attention.num_kv_heads * core.attention.head_dim
     moved = read + slot * (prompt + new_tokens / 2)
     token = (whole - prefill) / (new_tokens - 1)
-    kind = jax.devices()[0].device_kind
-    rate = next((rate for name, rate in MEMORY_RATES.items() if name in kind), None)
+    device = known_device(jax.devices()[0].device_kind)
+    rate = None if device is None else device.hbm_gb_s * 1e9
     say(
         decoding="ours", shape=options.shape, prefill_ms=round(1e3 * prefill, 1),
         token_ms=round(1e3 * token, 3), tokens_per_second=round(rows / token),

@@ -12,15 +12,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from redco_flow.engine.step import program_flops
+from redco_flow.engine.step.program_flops import Instruction
 from tests.engine.traffic import SELDOM, loop_turns, parse_module
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\dm\d\w*)?)\[([\d,]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
@@ -30,7 +30,6 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _OTHER_SPACE = re.compile(r"S\([1-9]\d*\)")
 _CONSTANT = re.compile(r"s32\[\]\S* constant\((\d+)\)")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
-_OPERAND = re.compile(r"%([\w.\-]+)")
 
 # They move nothing, or only name what others moved.
 _FREE = {
@@ -42,23 +41,9 @@ _VIEWS = ("bitcast", "get-tuple-element", "copy-done", "convert")
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction: its name, result, operation, operands, and the text behind these."""
-
-    name: str
-    result: str
-    operation: str
-    operands: tuple[str, ...]
-    text: str
-
-
 @dataclass
-class Computation:
-    """Its instructions by name, and which is the root."""
-
-    instructions: dict[str, Instruction] = field(default_factory=dict)
-    root: str = ""
+class Computation(program_flops.Computation):
+    """One whose data flow can be followed."""
 
     def users(self, name: str) -> list[Instruction]:
         """Return what reads an instruction, also through views; of views the root itself."""
@@ -97,19 +82,11 @@ class Program:
     """A module's computations."""
 
     def __init__(self, text: str) -> None:
-        self.computations: dict[str, Computation] = {}
-        self.entry = ""
         self._collectives, _ = parse_module(text)
-        current = Computation()
-        for line in text.splitlines():
-            if header := _COMPUTATION.match(line):
-                current = self.computations[header[1]] = Computation()
-                self.entry = header[1] if line.startswith("ENTRY") else self.entry
-            elif found := _INSTRUCTION.match(line):
-                is_root, name, result, operation, rest = found.groups()
-                operands = tuple(_OPERAND.findall(_arguments(rest)))
-                current.instructions[name] = Instruction(name, result, operation, operands, rest)
-                current.root = name if is_root else current.root
+        found, self.entry = program_flops.read_computations(text)
+        self.computations = {
+            name: Computation(one.instructions, one.root) for name, one in found.items()
+        }
 
     def hbm_bytes(self) -> int:
         """Return the bytes that one run reads and writes."""
@@ -118,7 +95,7 @@ class Program:
     def flops(self) -> int:
         """Return the operations of one run's products, two for each that is added up."""
         return sum(
-            _flops(computation, one) * count
+            program_flops.flops_of(computation, one) * count
             for computation, one, count in self._runs(self.entry, 1)
         )
 
@@ -256,39 +233,6 @@ class Program:
         )
 
 
-def _flops(computation: Computation, one: Instruction) -> int:
-    if one.operation not in ("dot", "convolution"):
-        return 0
-    left, right = (_dims(computation.instructions[name].result) for name in one.operands[:2])
-    added_up = _contracted(one, left) if one.operation == "dot" else _window(one, right)
-    return 2 * math.prod(_dims(one.result)) * added_up
-
-
-def _contracted(dot: Instruction, left: list[int]) -> int:
-    dims = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.text)[1]
-    return math.prod(left[int(dim)] for dim in dims.split(",") if dim)
-
-
-def _window(convolution: Instruction, kernel: list[int]) -> int:
-    """Return what each result adds up: the kernel's inputs, and its window.
-
-    TPUs' products are convolutions. Where one has a batch, that is a window over dilated numbers,
-    of which all but one place are zero.
-    """
-    labels = re.search(r"dim_labels=\w+_(\w+)->", convolution.text)[1]
-    window = re.search(r"window=\{([^}]*)\}", convolution.text)
-    inputs = kernel[labels.index("i")]
-    if window is None or "lhs_dilate" in window[1] or "rhs_reversal" in window[1]:
-        return inputs
-    return inputs * math.prod(
-        size for size, label in zip(kernel, labels, strict=True) if label.isdigit()
-    )
-
-
-def _dims(shape: str) -> list[int]:
-    return [int(dim) for dim in _ARRAY.search(shape)[2].split(",") if dim]
-
-
 def array_bytes(shape: str) -> int:
     """Return the bytes of all arrays in a shape that lie in the device's main memory."""
     return sum(
@@ -345,13 +289,3 @@ def _updated(fused: Computation, made: Instruction) -> str | None:
     if fused.instructions[_source(fused, one.operands[0])].operation != "parameter":
         return None
     return _bare(fused.instructions[one.operands[1]].result)
-
-
-def _arguments(rest: str) -> str:
-    """Return the text up to the parenthesis that closes the operands."""
-    depth = 1
-    for place, letter in enumerate(rest):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if depth == 0:
-            return rest[:place]
-    return rest

@@ -74,16 +74,19 @@ class Loader:
         options: argparse.Namespace,
         *,
         only_reads: bool = False,
+        is_for_other_devices: bool = False,
         file: PipelineFile | None = None,
     ) -> None:
         """Take the options of `arguments.add_pipeline`.
 
         Args:
+            is_for_other_devices: not for the profile's, whose limits are then not checked.
             file: the pipeline, where the options name no file.
             only_reads: nothing will be started: the workspace need be neither there nor writable.
         """
         self._options = options
         self._only_reads = only_reads
+        self._is_for_other_devices = is_for_other_devices
         self._given = file
         self._profiles: dict[tuple[str, ...], Profile] = {}
         self._notes_said: set[str] = set()
@@ -122,8 +125,9 @@ class Loader:
             force=self._options.force,
             sources=self._sources,
         )
-        notes = check_devices(pipeline, profile, plan, os.environ)
-        self._say([f"note: {note}" for note in notes])
+        if not self._is_for_other_devices:
+            notes = check_devices(pipeline, profile, plan, os.environ)
+            self._say([f"note: {note}" for note in notes])
         plan = replace(plan, hub=pins, aliases=aliases)
         return Loaded(pipeline, profile, workspace, plan, self._sources)
 

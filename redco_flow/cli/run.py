@@ -18,6 +18,7 @@ from redco_flow.cli.arguments import (
     workspace_path,
 )
 from redco_flow.cli.examples import print_examples
+from redco_flow.cli.fit import find_fits, print_fit
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
 from redco_flow.cli.sweep import (
@@ -29,7 +30,7 @@ from redco_flow.cli.sweep import (
 )
 from redco_flow.cli.text import columns
 from redco_flow.cli.view import read_run_view
-from redco_flow.errors import UsageError
+from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
@@ -66,6 +67,16 @@ def register(verbs: Verbs) -> None:
         metavar="N",
         help="also print the tokens in the loss of the first N conversations",
     )
+    plan.add_argument(
+        "--fit",
+        action="store_true",
+        help="also compile the trainings, without data, and print whether they fit their devices",
+    )
+    plan.add_argument(
+        "--target",
+        metavar="DEVICES",
+        help="with --fit: other devices than the profile's, such as h100x8 or v5p:2x2x2",
+    )
     resume = verbs.add("resume", _resume)
     retry = verbs.add("retry", _retry)
     retry.add_argument(
@@ -89,10 +100,15 @@ def register(verbs: Verbs) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    loader = Loader(options, only_reads=True)
+    if options.target and not options.fit:
+        raise UsageError("--target is for --fit: without it, nothing is compiled.")
+    loader = Loader(options, only_reads=True, is_for_other_devices=bool(options.target))
     loaded = loader.load()
-    identity = {"identity": loaded.identity} if options.json else {}
-    _print_plan(loaded, loader.replaced, as_json=options.json, **identity)
+    more: dict[str, Any] = {"identity": loaded.identity} if options.json else {}
+    if options.fit:
+        fits = find_fits(loaded, options.target)
+        more |= {"fit": fits}
+    _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
 
@@ -102,11 +118,15 @@ def _plan(options: argparse.Namespace) -> int:
             print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
     if options.show_examples:
         print_examples(loaded, options.show_examples)
-    return 0
+    if not options.fit:
+        return 0
+    for stage, fit in fits.items() if not options.json else ():
+        print_fit(stage, fit)
+    return 0 if all(fit["fits"] for fit in fits.values()) else DoesNotFit.exit_code
 
 
 def _print_plan(
-    planned: Loaded | PlannedPoint, replaced: list[str], *, as_json: bool, **more: str
+    planned: Loaded | PlannedPoint, replaced: list[str], *, as_json: bool, **more: Any
 ) -> None:
     from redco_flow.orchestrate.run.groups import jobs_of_groups
 

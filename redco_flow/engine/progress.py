@@ -11,13 +11,14 @@ The lines go to the standard `logging` at level INFO, from the first process alo
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import jax
+
+from redco_flow.engine.devices import peak_tflops
 
 logger = logging.getLogger(__name__)
 
@@ -209,45 +210,6 @@ def duration(seconds: float) -> str:
 def _log_line(*parts: str) -> None:
     if jax.process_index() == 0:
         logger.info("%s", " · ".join(parts))
-
-
-# Dense bfloat16 TFLOP/s of one device, by what `device_kind` says of it.
-# GPUs: NVIDIA's data sheets, most of which tell the figure with sparsity, twice the dense one:
-# A100 (nvidia.com/en-us/data-center/a100) 312 dense; A30 165 dense; L4 242; L40S 362.05 dense;
-# H100 (data-center/h100) SXM 1,979 and PCIe 1,513, dense 989.4 and 756 (white paper on Hopper),
-# NVL 1,671; H200 (data-center/h200) and GH200 as H100; HGX B200 4,500, GB200 NVL72 5,000
-# (data-center/gb200-nvl72).
-# TPUs: the pages of Google's system architecture, docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e,
-# tpu7x, which tell a chip's figure. A device is a chip, but for TPU7x: one of its two chiplets.
-_PEAK_TFLOPS: dict[str, float] = {
-    r"NVIDIA A100.*": 312.0,
-    r"NVIDIA A30": 165.0,
-    r"NVIDIA L4": 121.0,
-    r"NVIDIA L40S": 362.05,
-    r"NVIDIA H100 PCIe": 756.0,
-    r"NVIDIA H[12]00 NVL": 835.5,
-    r"NVIDIA H100 \d+GB HBM.*": 989.4,
-    r"NVIDIA H200": 989.4,
-    r"NVIDIA GH200.*": 989.4,
-    r"NVIDIA B200": 2250.0,
-    r"NVIDIA GB200": 2500.0,
-    r"TPU v4": 275.0,
-    r"TPU v5 lite|TPU v5e": 197.0,
-    r"TPU v5|TPU v5p": 459.0,
-    r"TPU v6 lite|TPU v6e": 918.0,
-    r"TPU7x": 2307.0 / 2,
-}
-
-
-def peak_tflops(device_kind: str) -> float | None:
-    """Return a device's dense bfloat16 TFLOP/s; None where it is not known.
-
-    A part of a GPU (MIG) has not what all of it has, and is not known.
-    """
-    if "MIG" in device_kind:
-        return None
-    matching = (peak for kind, peak in _PEAK_TFLOPS.items() if re.fullmatch(kind, device_kind))
-    return next(matching, None)
 
 
 def utilization(

@@ -47,6 +47,8 @@ one module with all of it, whose top level must then be light:
                                                 # show_examples(config, dataset, number), for
                                                 # `plan --show-examples`: ShownExamples or None;
                                                 # `dataset` is the stage's, where it was made
+    FIT_MODULE = "lab.fit"                      # optional: a program that answers `plan --fit`, as
+                                                # `redco_flow.stages.train.fit` does
 
 Imports kinds by name only: nothing here depends on any particular stage.
 """
@@ -218,6 +220,7 @@ class StageKind:
     declare: Callable[[Mapping[str, Any], Collection[str]], Declaration] | None = None
     conclude: Callable[[Any, Any], str] | None = None
     examples_module: str | None = None
+    fit_module: str | None = None
     runs_on_several_processes: bool = False
     runs_in_shards: bool = False
 
@@ -301,6 +304,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         declare=getattr(module, "declare", None),
         conclude=getattr(module, "conclude", None),
         examples_module=getattr(module, "EXAMPLES_MODULE", None),
+        fit_module=getattr(module, "FIT_MODULE", None),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
         runs_in_shards=callable(getattr(module, "run_shard", None))
         or (not is_one_module and "num_shards" in config_type.model_fields),

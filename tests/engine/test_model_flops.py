@@ -10,7 +10,8 @@ import pytest
 
 from redco_flow import Deployer, Trainer, TrainingPlan
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.progress import peak_memory_bytes, peak_tflops, utilization
+from redco_flow.engine.devices import peak_tflops
+from redco_flow.engine.progress import peak_memory_bytes, utilization
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy

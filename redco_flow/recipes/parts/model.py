@@ -96,7 +96,8 @@ def choose_sized_model(
     """Find the family and make the config of a model of any data.
 
     Args:
-        model, recipe: as of `choose_model`.
+        model, recipe: as of `choose_model`; where the key `only_shapes` is true, no weights are
+            needed, nor loaded.
         sizes: what the data ask of a config that starts with nothing.
 
     Raises:
@@ -114,15 +115,16 @@ def choose_sized_model(
         config = module.Config(dtype=dtype).updated(anew)
         return ChosenModel(family, module, config, None)
     is_new = bool(model.get("from_scratch"))
+    is_loaded = not (is_new or model.get("only_shapes"))
     directory = find_checkpoint(
-        str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
+        str(model["name_or_path"]), revision=model.get("revision"), with_weights=is_loaded
     )
     family = model.get("family") or model_type(directory)
     _check_family(declared, family)
     module, config = read_model(
         directory, family=family, overrides=anew if is_new else changes, dtype=dtype
     )
-    return ChosenModel(family, module, config, None if is_new else directory)
+    return ChosenModel(family, module, config, directory if is_loaded else None)
 
 
 def sized_for(tokenizer: TextTokenizer) -> dict[str, int]:

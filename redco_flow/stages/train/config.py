@@ -77,6 +77,7 @@ INPUTS = {
 }
 OUTPUTS = {"checkpoint": "checkpoint"}
 SEVERAL_PROCESSES = True
+FIT_MODULE = "redco_flow.stages.train.fit"
 
 ParameterAxis = Literal["model", "fsdp"]
 NumChunks = PositiveInt | Literal["auto"] | None

@@ -67,7 +67,7 @@ def bytes_of_checkpoints(config: Config, state: Any, num_saves: int) -> int:
         state: arrays or shapes of `params` and all else that a checkpoint has.
         num_saves: how many are written.
     """
-    params, all_state = _num_bytes(state["params"]), _num_bytes(state)
+    params, all_state = num_bytes(state["params"]), num_bytes(state)
     # One more than `keep.last` to fall back to, and the one that is being written.
     num_newest = min(config.keep.last + 2, num_saves)
     num_best = min(len(config.keep.best), num_saves - num_newest)
@@ -121,7 +121,8 @@ def _num_saves(config: Config, num_steps: int, epoch_steps: int) -> int:
     return sum(math.ceil(num_steps / interval) for interval in intervals if interval)
 
 
-def _num_bytes(tree: Any) -> int:
+def num_bytes(tree: Any) -> int:
+    """Return the bytes of all arrays or shapes in a tree, as a checkpoint has them."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -139,14 +139,14 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
         )
     if summary.has_tokenizer:
         check_model_tokenizer(config.model, dataset.tokenizer)
-    source_length, target_length = _lengths(dataset, config)
+    source_length, target_length = row_lengths(dataset, config)
     texts = dataset.texts(source_length, target_length)
-    recipe = find_recipe(config.recipe).make(_model(config, summary.classes), texts)
+    recipe = find_recipe(config.recipe).make(model_with_settings(config, summary.classes), texts)
     if context.inputs.get("start_from"):
         checkpoint = CheckpointArtifact(context.input("start_from").path)
         recipe = _started_from(checkpoint, recipe, dataset, config)
         _warn_of_another_reference(context)
-    validation = _validation(dataset, config)
+    validation = validation_examples(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
     batch = data.first_batch(recipe)
     num_steps = config.max_steps
@@ -207,15 +207,15 @@ def _warn_of_another_reference(context: StageContext) -> None:
         )
 
 
-def _lengths(dataset: DatasetArtifact, config: Config) -> tuple[int, int]:
-    """Sources and targets of training's batches in tokens: a test text must not widen a step."""
+def row_lengths(dataset: DatasetArtifact, config: Config) -> tuple[int, int]:
+    """Return the tokens of sources and targets in batches: a test text must not widen a step."""
     if config.batching.window_length is not None:
         return 1, config.batching.window_length  # a window's first token is its source
     return dataset.summary.lengths(("train", "validation"))
 
 
-def _model(config: Config, classes: Sequence[Class] | None) -> dict[str, Any]:
-    """The model section, with the training's dropout and the recipe's settings in it.
+def model_with_settings(config: Config, classes: Sequence[Class] | None) -> dict[str, Any]:
+    """Return the model section, with the training's dropout and the recipe's settings in it.
 
     Args:
         classes: the dataset's, which the settings get.
@@ -240,8 +240,12 @@ def _model(config: Config, classes: Sequence[Class] | None) -> dict[str, Any]:
     return model
 
 
-def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
-    """The examples to evaluate on, texts included; None where there is no such split."""
+def validation_examples(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
+    """Return the examples to evaluate on, texts included; None where there is no such split.
+
+    Raises:
+        CannotTrain: a setting needs some.
+    """
     if not dataset.has("validation"):
         if config.keep.best or config.eval.metrics or config.early_stopping:
             raise CannotTrain(
@@ -401,7 +405,7 @@ def _output(
         digested: None where another process writes the files.
     """
     commit = checkpoint.commit
-    source_length, target_length = _lengths(training.dataset, config)
+    source_length, target_length = row_lengths(training.dataset, config)
     record = RecipeRecord(
         recipe=config.recipe,
         model=training.recipe.model,

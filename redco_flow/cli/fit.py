@@ -1,0 +1,95 @@
+"""`plan --fit`: whether trainings fit their devices, and settings with which they do."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.cli.text import columns
+from redco_flow.terminal_text import plain, visible
+
+if TYPE_CHECKING:
+    from redco_flow.cli.loading import Loaded
+
+_PARTS = {
+    "parameters": "parameters",
+    "optimizer_state": "optimizer state",
+    "batch": "batch",
+    "temporaries": "temporaries",
+    "other": "other",
+}
+
+
+def find_fits(loaded: Loaded, target: str | None) -> dict[str, dict[str, Any]]:
+    """Return each training's figures, its target among them; shows the progress on a terminal.
+
+    Raises:
+        UsageError, CannotFit: as of `fits_of`.
+    """
+    from rich.console import Console
+
+    from redco_flow.orchestrate.run.fit import fits_of
+
+    given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, target)
+    with Console(file=plain(sys.stderr)).status("planning") as status:
+
+        def show(doing: str, seconds: float) -> None:
+            status.update(f"{visible(doing)} … {seconds:.0f} s")
+
+        return {stage: {"target": text, **found} for stage, text, found in fits_of(*given, show)}
+
+
+def print_fit(stage: str, fit: dict[str, Any]) -> None:
+    """Print one training's figures."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in fit["mesh"].items())
+    verdict = "fits" if fit["fits"] else "does not fit"
+    of = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
+    devices = f"{fit['num_devices']} x {fit['device']}{f' ({mesh})' if mesh else ''}"
+    print(f"\n--- {stage} on {devices}: {verdict}, {of}")
+    rows = [[name, _gib(fit["parts_bytes"][key])] for key, name in _PARTS.items()
+            if key in fit["parts_bytes"]]  # fmt: skip
+    print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
+    print("; ".join(_facts(fit)))
+    for note in fit["notes"]:
+        print(f"note: {note}")
+    if not fit["fits"]:
+        _print_suggestions(fit)
+
+
+def _beside(fit: dict[str, Any]) -> list[list[str]]:
+    """Return what is part of another part, or of another memory."""
+    rows = [["gradients, among temporaries", _gib(fit["gradients_bytes"])]]
+    if fit["host_bytes_per_device"]:
+        rows.append(["offloaded to the host, a device", _gib(fit["host_bytes_per_device"])])
+    return rows
+
+
+def _facts(fit: dict[str, Any]) -> list[str]:
+    trained = "all trained"
+    if fit["num_trained"] < fit["num_parameters"]:
+        trained = f"{fit['num_trained']:,} trained"
+    facts = [f"{fit['num_parameters']:,} parameters, {trained}"]
+    if fit["model_flops_per_step"] is not None:
+        facts.append(f"{fit['model_flops_per_step']:.3g} model FLOPs a step")
+    if fit["program_flops_per_device"] is not None:
+        kernels = sum(fit["kernel_runs_per_device"].values())
+        besides = f" and {kernels} runs of kernels" if kernels else ""
+        facts.append(f"{fit['program_flops_per_device']:.3g} FLOPs{besides} compiled for a device")
+    steps = fit["num_steps"]
+    facts.append("steps not known before preprocessing" if steps is None else f"{steps:,} steps")
+    facts.append(f"checkpoint {_gib(fit['checkpoint_bytes'])} GiB")
+    facts.append(f"planned in {fit['planning_cpu_seconds']:.0f} s of CPU time")
+    return facts
+
+
+def _print_suggestions(fit: dict[str, Any]) -> None:
+    if not fit["suggestions"]:
+        print("No setting that was tried fits: take more devices, or ones with more memory.")
+        return
+    rows = [[" ".join(one["overrides"]), _gib(one["used_bytes"])] for one in fit["suggestions"]]
+    print(columns(rows, ["FITS WITH", "GiB"]))
+
+
+def _gib(num_bytes: int) -> str:
+    gib = num_bytes / 2**30
+    return f"{gib:.2f}" if gib >= 1 else f"{gib:.3f}"

@@ -1,0 +1,164 @@
+"""Facts about accelerators: one row for each kind, of one device as JAX counts devices.
+
+Names carry units; GiB are 2^30 bytes, GB and TFLOP 10^9 bytes and 10^12 operations. `memory_gib` is
+what programs can have: of GPUs as the CUDA driver reports it, of TPUs the limit in the messages of
+libtpu's compiler. TFLOP/s are of dense products; data sheets of GPUs mostly give the figures with
+sparsity, which are twice as high. TF32 is JAX's default for float32 on GPUs, float32 what its
+matmul precision "highest" computes; no page gives either for TPUs. GB/s of links are what a device
+sends in one direction, over all of its links together, while it receives as much: half of NVIDIA's
+figures, which add up both. A ring along one axis of a TPU's torus has a third of it (v4, v5p) or
+half. `host_gb_s` is between devices of a host, or of a slice of TPUs; `network_gb_s` of one device
+to other hosts, as NVIDIA's own servers are built.
+Sources: NVIDIA's data sheets, named in each row; of TPUs docs.cloud.google.com/tpu/docs/v4, v5e,
+v5p, v6e and tpu7x, which describe a chip: a device of TPU7x is one of its two chiplets.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from redco_flow.engine.errors import EngineError
+
+# The share of a GPU's memory that a stage's process takes (`launch.worker_process`).
+_SHARE_OF_GPU = 0.92
+
+
+@dataclass(frozen=True)
+class GpuArchitecture:
+    """The facts that XLA needs to compile for a GPU where there is none.
+
+    Source: openxla/xla, xla/backends/gpu/target_config/specs.
+    """
+
+    compute_capability: int
+    num_cores: int
+    fpus_per_core: int
+    shared_memory_per_core_bytes: int
+    shared_memory_per_block_bytes: int
+    l2_cache_bytes: int
+    clock_ghz: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of device; what is not known is None.
+
+    Args:
+        kind: its name in targets, as `h100`.
+        reported: a regex of JAX's `device_kind`.
+        source: the data sheet, or the page.
+        architecture: of GPUs that programs can be compiled for without having one.
+        torus_dims: of TPUs: 2 or 3.
+    """
+
+    kind: str
+    reported: str
+    source: str
+    bfloat16_tflops: float
+    tf32_tflops: float | None
+    float32_tflops: float | None
+    memory_gib: float
+    hbm_gb_s: float
+    host_gb_s: float | None
+    network_gb_s: float | None
+    architecture: GpuArchitecture | None = None
+    torus_dims: int | None = None
+
+    @property
+    def platform(self) -> Literal["cuda", "tpu"]:
+        """JAX's name of the platform."""
+        return "cuda" if self.torus_dims is None else "tpu"
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes that a stage's program can have: 92 % of a GPU, all that a TPU gives programs."""
+        share = 1.0 if self.torus_dims else _SHARE_OF_GPU
+        return int(share * self.memory_gib * 2**30)
+
+
+_A100 = GpuArchitecture(80, 108, 64, 167936, 166912, 41943040, 1.41)
+_H100 = GpuArchitecture(90, 132, 128, 233472, 232448, 52428800, 1.98)
+_B200 = GpuArchitecture(100, 148, 128, 233472, 232448, 132644864, 1.965)
+
+_A100_SHEET = "NVIDIA A100 Tensor Core GPU data sheet (2022); network: DGX A100, HDR 200 Gb/s a GPU"
+_H100_SHEET = (
+    "NVIDIA H100 Tensor Core GPU data sheet (2023), dense figures: Hopper white paper; network: "
+    "DGX H100, NDR 400 Gb/s a GPU"
+)
+
+# kind, reported, source, TFLOP/s (bfloat16, tf32, float32), GiB, GB/s (HBM, host, network), …
+DEVICES: tuple[Device, ...] = (
+    Device("a100-40g", r"NVIDIA A100-(SXM4|PCIE)-40GB", _A100_SHEET,
+           312, 156, 19.5, 39.4, 1555, 300, 25, _A100),
+    Device("a100-80g", r"NVIDIA A100-SXM4-80GB", _A100_SHEET,
+           312, 156, 19.5, 79.2, 2039, 300, 25, _A100),
+    Device("a100-80g-pcie", r"NVIDIA A100.*80GB.*", _A100_SHEET,
+           312, 156, 19.5, 79.2, 1935, 300, None, _A100),
+    Device("a30", r"NVIDIA A30", "NVIDIA A30 data sheet (2022)",
+           165, 82, 10.3, 23.5, 933, 100, None),
+    Device("l4", r"NVIDIA L4", "NVIDIA L4 data sheet (2023); PCIe 4 x16",
+           121, 60, 30.3, 22, 300, 32, None),
+    Device("l40s", r"NVIDIA L40S", "NVIDIA L40S data sheet (2023); PCIe 4 x16",
+           362.05, 183, 91.6, 44.4, 864, 32, None),
+    Device("h100", r"NVIDIA H100 \d+GB HBM.*", _H100_SHEET,
+           989.4, 494.7, 66.9, 79.1, 3350, 450, 50, _H100),
+    Device("h100-pcie", r"NVIDIA H100 PCIe", _H100_SHEET, 756, 378, 51.2, 79.1, 2039, 300, None),
+    Device("h100-nvl", r"NVIDIA H100 NVL", "NVIDIA H100 NVL data sheet (2024)",
+           835.5, 417.5, 60, 93.1, 3900, 300, None),
+    Device("h200", r"NVIDIA H200", "NVIDIA H200 data sheet (2024); network: DGX H200",
+           989.4, 494.7, 66.9, 139.8, 4800, 450, 50, _H100),
+    Device("h200-nvl", r"NVIDIA H200 NVL", "NVIDIA H200 data sheet (2024)",
+           835.5, 417.5, 60, 139.8, 4800, 450, None),
+    Device("gh200", r"NVIDIA GH200.*", "NVIDIA GH200 data sheet (2024), with 96 GB of HBM3",
+           989.4, 494.7, 66.9, 94.5, 4000, None, None),
+    Device("b200", r"NVIDIA B200", "NVIDIA HGX B200 data sheet (2025); network: DGX B200",
+           2250, 1125, 75, 178.3, 7700, 900, 50, _B200),
+    Device("gb200", r"NVIDIA GB200", "NVIDIA GB200 NVL72 data sheet (2025)",
+           2500, 1250, 80, 184, 8000, 900, None),
+    Device("v4", r"TPU v4", "docs.cloud.google.com/tpu/docs/v4; links: Jouppi et al. 2023, TPU v4",
+           275, None, None, 30.75, 1200, 300, None, None, 3),
+    Device("v5e", r"TPU v5 lite|TPU v5e", "docs.cloud.google.com/tpu/docs/v5e",
+           197, None, None, 15.75, 819, 200, None, None, 2),
+    Device("v5p", r"TPU v5|TPU v5p", "docs.cloud.google.com/tpu/docs/v5p",
+           459, None, None, 95.74, 2765, 600, None, None, 3),
+    Device("v6e", r"TPU v6 lite|TPU v6e", "docs.cloud.google.com/tpu/docs/v6e",
+           918, None, None, 31.25, 1638, 400, None, None, 2),
+    Device("tpu7x", r"TPU7x", "docs.cloud.google.com/tpu/docs/tpu7x, half of a chip's figures",
+           2307 / 2, None, None, 96, 7380 / 2, 300, None, None, 3),
+)  # fmt: skip
+
+
+def known_device(device_kind: str) -> Device | None:
+    """Return the row of what JAX calls a device.
+
+    A part of a GPU (MIG) has not what all of it has, and is not known.
+    """
+    if "MIG" in device_kind:
+        return None
+    return next((one for one in DEVICES if re.fullmatch(one.reported, device_kind, re.I)), None)
+
+
+def peak_tflops(device_kind: str) -> float | None:
+    """Return a device's dense bfloat16 TFLOP/s; None where it is not known."""
+    known = known_device(device_kind)
+    return None if known is None else known.bfloat16_tflops
+
+
+def find_device(name: str) -> Device:
+    """Return the row of a name: a `kind`, or how a cluster may call a GPU (`A100-SXM4-80GB`).
+
+    Raises:
+        EngineError: no row has this name, or several do.
+    """
+    wanted = re.sub(r"^nvidia-|-sxm\d?(?=-)|b$", "", re.sub(r"[\s_]", "-", name.lower()))
+    known = known_device(name.replace("_", " "))
+    found = [one for one in DEVICES if one.kind == wanted or one is known] or [
+        one for one in DEVICES if one.kind.startswith(f"{wanted}-")
+    ]
+    if len(found) == 1:
+        return found[0]
+    kinds = ", ".join(one.kind for one in found or DEVICES)
+    what = "may be any of" if found else "is not known; known devices:"
+    raise EngineError(f"the device '{name}' {what} {kinds}.")

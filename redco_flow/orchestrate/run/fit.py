@@ -1,0 +1,192 @@
+"""Ask whether the trainings of a plan fit their devices: one process with JAX for each.
+
+Its answers are lines of JSON (`stages.train.fit`). A compiler that crashes, or needs more memory
+than planning may take, ends that process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from redco_flow import search_path
+from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.orchestrate.run.plan import Plan
+from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.stage_kind import find_stage_kind
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.results import find_result
+from redco_flow.tracking.workspace import Workspace
+
+_EXAMPLES = "such as h100x8, a100-40gx4 or v5p:2x2x2"
+_MOST_GIB = 12.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+_DATASET = "dataset"
+
+Progress = Callable[[str, float], None]
+"""(what is being done, seconds since the beginning)."""
+
+
+class CannotFit(RedcoFlowError):
+    """Whether a stage fits cannot be said; the message says why."""
+
+    exit_code = 2
+
+
+class PlannerDied(CannotFit):
+    """The process with the compiler ended without an answer."""
+
+    exit_code = 1
+
+
+def fits_of(
+    pipeline: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    target: str | None,
+    progress: Progress,
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (stage, target, its figures) of each stage that trains.
+
+    Args:
+        target: the devices; None: those of the stage's profile.
+
+    Raises:
+        UsageError: no stage trains, or the profile does not name its devices.
+        CannotFit: the settings cannot be planned, or the compiler is missing or failed.
+    """
+    stages = [
+        stage
+        for name, stage in pipeline.stages.items()
+        if plan.stages[name].action != "skip" and find_stage_kind(stage.kind).fit_module
+    ]
+    if not stages:
+        raise UsageError("--fit is for stages of kind train, and the plan has none.")
+    for stage in stages:
+        request = {
+            "stage": stage.name,
+            "config": stage.config.model_dump(mode="json"),
+            **_devices(stage, pipeline.profile_of(stage.name, profile), target),
+            **_data(pipeline, workspace, plan, stage),
+        }
+        module = find_stage_kind(stage.kind).fit_module
+        assert module is not None
+        yield stage.name, request["target"], _ask(module, stage.name, request, progress)
+
+
+def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict[str, Any]:
+    if target is not None:
+        return {"target": target}
+    gpus, kind = stage.resources.gpus_per_host, getattr(profile.section, "gpu_type", None)
+    if not gpus or not kind:
+        raise UsageError(
+            f"stage '{stage.name}': profile '{profile.name}' does not say which devices it runs "
+            f"on (a number of GPUs and their type): give --target, {_EXAMPLES}."
+        )
+    return {"target": f"{kind}x{gpus * stage.resources.num_hosts}", "gpus_per_host": gpus}
+
+
+def _data(
+    pipeline: ResolvedPipeline, workspace: Workspace, plan: Plan, stage: ResolvedStage
+) -> dict[str, Any]:
+    """Say where the dataset is, or else which stage makes it."""
+    (ref,) = stage.inputs[_DATASET]
+    artifact = ref.artifact
+    if ref.stage and (fingerprint := plan.stages[ref.stage].fingerprint):
+        result = find_result(workspace, fingerprint)
+        artifact = "" if result is None else result.outputs.get(ref.output, "")
+    if found := ArtifactStore(workspace).find(artifact):
+        return {"dataset": str(found.path)}
+    if not ref.stage:
+        raise CannotFit(f"stage '{stage.name}': the dataset {ref.text()} is not in this workspace.")
+    maker = pipeline.stages[ref.stage]
+    return {"preprocessing": (maker.kind, maker.config.model_dump(mode="json"))}
+
+
+def _ask(module: str, stage: str, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            env={**os.environ, **search_path.variables()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # its assemblers end with it
+        )
+        try:
+            answer = _answer(process, request, progress)
+        except PlannerDied as error:
+            raise PlannerDied(f"stage '{stage}': {error}{_end_of(log)}") from error
+        finally:
+            if process.returncode is None:  # else its number may be another's by now
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if "error" in answer:
+        raise CannotFit(f"stage '{stage}': {answer['error']}")
+    fit: dict[str, Any] = answer["fit"]
+    return fit
+
+
+def _answer(
+    process: subprocess.Popen[bytes], request: dict[str, Any], progress: Progress
+) -> dict[str, Any]:
+    """Return the last line of a process, and tell of the progress until then.
+
+    Raises:
+        PlannerDied: it ended before, or was ended for its memory.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+    begun, doing, rest = time.monotonic(), "starting", b""
+    while True:
+        progress(doing, time.monotonic() - begun)
+        if select.select([process.stdout], [], [], _SECONDS_BETWEEN_LOOKS)[0]:
+            chunk = os.read(process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise PlannerDied(f"the compiler's process ended{_how(process.wait())}.")
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                message: dict[str, Any] = json.loads(line)
+                if "progress" not in message:
+                    return message
+                doing = message["progress"]
+        if (used := _memory_gib(process.pid)) > _MOST_GIB:
+            raise PlannerDied(f"the compiler needs {used:.1f} GiB, more than {_MOST_GIB:g} GiB.")
+
+
+def _how(status: int) -> str:
+    if status == -signal.SIGXCPU:
+        return ": it used all of its CPU time"
+    return f" by {signal.Signals(-status).name}" if status < 0 else f" with exit code {status}"
+
+
+def _memory_gib(pid: int) -> float:
+    """Return the resident memory of a process; 0 where it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGESIZE") / 2**30
+
+
+def _end_of(log: IO[bytes]) -> str:
+    """Return the last line that the process printed."""
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").split("\n")
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f" It said last: {said[:300]}" if said else ""

@@ -1,0 +1,100 @@
+"""Answer `plan --fit` for one training, in a process of its own; JAX is imported in here.
+
+`python -m redco_flow.stages.train.fit` reads a `Request` as JSON from standard input and writes
+lines of JSON: any number of {"progress": …}, then {"fit": …}, as `fitting.fit` returns it, or
+{"error": …}. What compilers print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redco_flow.engine.errors import EngineError
+from redco_flow.engine.targets import read_target
+from redco_flow.errors import RedcoFlowError
+from redco_flow.search_path import append_current_directory
+from redco_flow.spec.stage_kind import find_stage_kind
+from redco_flow.stages.train.config import Config
+
+_MOST_CPU_SECONDS = 1800
+_SIGNAL_AT_PARENTS_DEATH = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Request:
+    """One training to plan.
+
+    Args:
+        stage: its name, for overrides.
+        config: of the train stage, as JSON.
+        target: as of `engine.targets.read_target`.
+        gpus_per_host: where the target's hosts have other than 8.
+        preprocessing: (kind, Config as JSON) of the stage that makes the dataset; None: no stage.
+        dataset: the directory of the published dataset, if there is one.
+    """
+
+    stage: str
+    config: Mapping[str, Any]
+    target: str
+    gpus_per_host: int | None = None
+    preprocessing: tuple[str, Mapping[str, Any]] | None = None
+    dataset: str | None = None
+
+
+def main() -> None:
+    """Read a request and answer it."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def write(kind: str, value: Any) -> None:
+        answers.write(json.dumps({kind: value}) + "\n")
+        answers.flush()
+
+    append_current_directory()
+    _limit()
+    try:
+        write("fit", _answer(Request(**json.load(sys.stdin)), lambda text: write("progress", text)))
+    except (RedcoFlowError, EngineError, OSError, ValueError) as error:
+        write("error", " ".join(str(error).split()))
+    except Exception as error:  # noqa: BLE001 (compilers raise their own)
+        traceback.print_exc()
+        write("error", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+
+
+def _answer(request: Request, progress: Any) -> dict[str, Any]:
+    target = read_target(request.target, gpus_per_host=request.gpus_per_host)
+    target.set_environment()
+    progress("reading the model")
+    from redco_flow.stages.train import fitting, planned_data
+
+    config = Config.from_json(request.config)
+    if request.dataset is not None:
+        data = planned_data.of_dataset(Path(request.dataset), config)
+    elif request.preprocessing is not None:
+        kind, values = request.preprocessing
+        preprocessing = find_stage_kind(kind).config_type.from_json(values)
+        data = planned_data.of_settings(config, preprocessing)
+    else:
+        raise planned_data.CannotPlan("no stage makes the dataset")
+    return fitting.fit(request.stage, config, data, target, progress)
+
+
+def _limit() -> None:
+    """End this process with the one that asks, and after half an hour of CPU time."""
+    ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_SECONDS, _MOST_CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main()

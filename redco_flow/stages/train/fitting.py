@@ -1,0 +1,281 @@
+"""Compile a training's step for devices that need not be there, and say whether it fits them.
+
+Bytes are the compiler's own sum. Where it does not fit, settings are looked for that do: the
+nearest first, each compiled before it is named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import yaml
+
+from redco_flow.engine.step.program_flops import UnknownLoop, kernel_runs, product_flops
+from redco_flow.engine.targets import Target
+from redco_flow.engine.training_plan import StepMemory, TrainingPlan, step_memory
+from redco_flow.recipes.recipe import Recipe
+from redco_flow.stages.train.config import Config
+from redco_flow.stages.train.disk_space import num_bytes
+from redco_flow.stages.train.plan import plan_training
+from redco_flow.stages.train.planned_data import PlannedData
+
+Changes = Mapping[str, Any]
+"""New values of the stage's settings; `remat` is of the model's config."""
+
+_NUM_SUGGESTED = 3
+_MOST_COMPILES = {"cuda": 6, "tpu": 3}  # beyond the first; a TPU's takes a minute or more
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_ROOM = 0.95
+_LORA: Changes = {
+    "lora": {"rank": 16, "alpha": 32.0, "targets": "all-linear"},
+    "frozen_dtype": "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A compiled step.
+
+    Args:
+        memory: None where the compiler refused it for its memory.
+        used_bytes: of a device's memory at once.
+        program: the optimized HLO; empty where it cannot be read.
+    """
+
+    plan: TrainingPlan
+    memory: StepMemory | None
+    used_bytes: int
+    limit_bytes: int
+    program: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory is not None and self.used_bytes <= self.limit_bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows that a device works on at once."""
+        return self.plan.layout.micro_batch_size // self.plan.deployer.num_data_shards
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.plan.bytes_per_device - _bytes_per_device(self.plan.state)
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """Plans and compiles variants of one training for one target."""
+
+    config: Config
+    data: PlannedData
+    target: Target
+    devices: Sequence[jax.Device]
+
+    def plan(self, changes: Changes) -> TrainingPlan:
+        """Raise ValueError where the model or the devices cannot follow the changes."""
+        recipe, settings = self.data.recipe, dict(changes)
+        if "remat" in settings:
+            recipe = _with_config(recipe, {"remat": settings.pop("remat")})
+        config = Config.from_json({**self.config.model_dump(mode="json"), **settings})
+        return plan_training(
+            config,
+            recipe,
+            self.data.batch,
+            self.data.num_steps or 1,
+            widest_batch=self.data.widest_batch,
+            devices=self.devices,
+            device_memory_gib=self.target.device.limit_bytes / 2**30,
+        )
+
+    def compile(self, plan: TrainingPlan) -> _Step:
+        limit = self.target.device.limit_bytes
+        try:
+            compiled = plan.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return _Step(plan, None, _bytes_of_refusal(str(error)), limit)
+        memory = step_memory(compiled)
+        return _Step(plan, memory, memory.total, limit, _text_of(compiled))
+
+
+def fit(
+    stage: str,
+    config: Config,
+    data: PlannedData,
+    target: Target,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return the figures of a training's step on a target, as JSON with units in the names.
+
+    Args:
+        stage: its name, for overrides.
+        progress: hears what is being done.
+
+    Raises:
+        EngineError, ValueError: settings that the model or the devices cannot follow.
+    """
+    devices = target.find_devices()
+    compiler = _Compiler(config, data, target, devices)
+    progress(f"compiling the train step for {len(devices)} x {target.device.kind}")
+    step = compiler.compile(compiler.plan({}))
+    plan, used = step.plan, step.memory
+    parts = {
+        "parameters": _bytes_per_device(plan.state["params"]),
+        "optimizer_state": _bytes_per_device(plan.state["opt_state"]),
+        "batch": _bytes_per_device(plan.micro_batches()),
+    }
+    if used is not None:
+        parts["temporaries"] = used.temporaries
+        parts["other"] = used.total - sum(parts.values())
+    found = {
+        "device": target.device.kind,
+        "num_devices": len(devices),
+        "mesh": {axis: size for axis, size in plan.mesh.shape.items() if size > 1},
+        "micro_batches": plan.layout.num_micro,
+        "remat": plan.remat,
+        "fits": step.fits,
+        "used_bytes": step.used_bytes,
+        "limit_bytes": step.limit_bytes,
+        "device_bytes": round(target.device.memory_gib * 2**30),
+        "parts_bytes": parts,
+        "gradients_bytes": step.gradient_bytes,
+        "host_bytes_per_device": used.host_temporaries if used else None,
+        "model_flops_per_step": plan.model_flops(),
+        **_program_cost(step.program),
+        "num_parameters": plan.num_parameters,
+        "num_trained": plan.num_trained,
+        "checkpoint_bytes": num_bytes(plan.storage.shapes),
+        "num_steps": data.num_steps,
+        "notes": list(data.notes),
+        "suggestions": [] if step.fits else _suggest(stage, compiler, step, progress),
+    }
+    return {**found, **_own_cost()}
+
+
+def _suggest(
+    stage: str, compiler: _Compiler, step: _Step, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return changes with which the step fits, as overrides, and the bytes that it uses then."""
+    found: list[dict[str, Any]] = []
+    enough: list[dict[str, Any]] = []
+    num_left = _MOST_COMPILES[compiler.target.device.platform]
+    for changes in _changes(compiler, step):
+        if len(found) == _NUM_SUGGESTED or not num_left:
+            break
+        if any(dict(changes).items() >= one.items() for one in enough):
+            continue  # a part of them is enough
+        try:
+            plan = compiler.plan(changes)
+        except ValueError:  # the model or the devices cannot follow
+            continue
+        if _bytes_per_device(plan.state) > step.limit_bytes:
+            continue
+        texts = [_override(stage, key, value) for key, value in changes.items()]
+        progress(f"does not fit; trying {' '.join(texts)}")
+        num_left -= 1
+        tried = compiler.compile(plan)
+        if tried.fits:
+            enough.append(dict(changes))
+            found.append({"overrides": texts, "used_bytes": tried.used_bytes})
+    return found
+
+
+def _changes(compiler: _Compiler, step: _Step) -> Iterator[Changes]:
+    """Yield changes to try: the nearest first, alone before together."""
+    config, plan = compiler.config, step.plan
+    fewer: Changes = {}
+    if (rows := _rows_that_fit(step)) is not None:
+        fewer = {"per_device_batch_size": rows}
+    least: Changes = {"per_device_batch_size": 1} if step.rows > 1 else {}
+    again: Changes = {}
+    if compiler.data.recipe.model.get("config", {}).get("remat") in ("none", "minimal"):
+        again = {"remat": "full"}
+    data_shards = plan.deployer.num_data_shards
+    split: Changes = {}
+    if config.fsdp != "auto" and data_shards > config.fsdp:
+        split = {"fsdp": data_shards}
+    shards = [
+        {"num_model_shards": config.num_model_shards * 2**power}
+        for power in range(1, int(math.log2(data_shards)) + 1)
+    ]
+    lora = {} if config.lora or config.freeze else _LORA
+    tried: list[Changes] = []
+    for together in (
+        fewer, again, split, {**least, **again}, {**split, **again}, {**split, **least, **again},
+        *shards, *({**one, **again} for one in shards), {**lora}, {**lora, **split},
+        {**lora, **split, **least, **again},
+    ):  # fmt: skip
+        if together and together not in tried:
+            tried.append(together)
+            yield together
+
+
+def _rows_that_fit(step: _Step) -> int | None:
+    """Estimate how many rows at once fit; None where fewer are no help or not possible."""
+    fixed = _bytes_per_device(step.plan.state) + 2 * step.gradient_bytes
+    room = _ROOM * step.limit_bytes - fixed
+    each = max(step.used_bytes - fixed, 1) / step.rows
+    smaller = [rows for rows in range(1, step.rows) if step.rows % rows == 0]
+    fitting = [rows for rows in smaller if rows * each <= room]
+    return max(fitting, default=min(smaller, default=None)) if smaller else None
+
+
+def _override(stage: str, key: str, value: Any) -> str:
+    path = "model.config.remat" if key == "remat" else f"stages.{stage}.{key}"
+    text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
+    return f"{path}={text}" if text.isalnum() else f"'{path}={text}'"
+
+
+def _with_config(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    if recipe.with_config is None:
+        raise ValueError("the recipe makes no model with another config")
+    return recipe.with_config(changes)
+
+
+def _text_of(compiled: jax.stages.Compiled) -> str:
+    try:
+        return compiled.as_text() or ""
+    except jax.errors.JaxRuntimeError:  # of a libtpu that is newer than jaxlib
+        return ""
+
+
+def _program_cost(program: str) -> dict[str, Any]:
+    """Return the products of a device's program, and how often kernels run that hide theirs."""
+    try:
+        flops = product_flops(program) if program else None
+    except UnknownLoop:
+        flops = None
+    kernels = kernel_runs(program) if program else None
+    return {"program_flops_per_device": flops, "kernel_runs_per_device": kernels}
+
+
+def _bytes_per_device(tree: Any) -> int:
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _bytes_of_refusal(message: str) -> int:
+    """Return what a TPU's compiler says that a program would use."""
+    found = re.search(r"[Uu]sed (\d+(?:\.\d+)?)([KMG]) of", message)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def _own_cost() -> dict[str, Any]:
+    """Return what planning took: CPU time, assemblers' included, and this process' memory."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = time.process_time() + children.ru_utime + children.ru_stime
+    return {
+        "planning_cpu_seconds": round(seconds, 1),
+        "planning_memory_bytes": max(used.ru_maxrss, children.ru_maxrss) * 1024,
+    }

@@ -1,0 +1,198 @@
+"""`plan --fit`: whether trainings fit devices that are not there, and settings that do."""
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.cli.conftest import Command, wait_for
+
+pytestmark = pytest.mark.slow
+
+LAYERS, WIDTH, FEED_FORWARD, VOCABULARY, LENGTH = 4, 512, 1536, 2048, 512
+PIPELINE = f"""\
+name: small
+recipe: language_modeling
+model:
+  family: llama
+  dtype: bfloat16
+  config:
+    hidden_size: {WIDTH}
+    num_hidden_layers: {LAYERS}
+    num_attention_heads: 8
+    intermediate_size: {FEED_FORWARD}
+    max_position_embeddings: {LENGTH}
+    remat: none
+data: {{train: texts.jsonl, text_key: text, tokenizer: {{train: {{vocab_size: {VOCABULARY}}}}}}}
+stages:
+  preprocess: {{max_target_length: {LENGTH}}}
+  train:
+    max_steps: 9
+    global_batch_size: 8
+    optimizer: adamw
+    keep: {{last: 1}}
+    batching: {{type: windows, window_length: {LENGTH}}}
+"""
+NUM_PARAMETERS = (
+    LAYERS * (4 * WIDTH**2 + 3 * WIDTH * FEED_FORWARD + 2 * WIDTH) + 2 * VOCABULARY * WIDTH + WIDTH
+)
+# The same step without a pipeline, recipe or tokenizer, and the compiler's own sum.
+INDEPENDENT = f"""
+import json, sys
+import jax, jax.numpy as jnp, optax
+from redco_flow.engine.targets import read_target
+
+target = read_target("a100-40gx1")
+target.set_environment()
+from redco_flow import Deployer, TrainingPlan
+from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
+from redco_flow.engine.step.optimizers import make_optimizer
+from redco_flow.models.find import find_model
+
+module = find_model("llama")
+config = module.Config(dtype="bfloat16").updated(dict(
+    hidden_size={WIDTH}, num_hidden_layers={LAYERS}, num_attention_heads=8, vocab_size={VOCABULARY},
+    intermediate_size={FEED_FORWARD}, max_position_embeddings={LENGTH}, remat="none"))
+
+def loss_fn(params, batch, rngs, is_training):
+    hidden, head, _ = module.apply_before_head(config, params, batch["input_ids"])
+    score = lambda head, hidden: module.score(config, head, hidden)
+    return chunked_cross_entropy(score, head, hidden, batch["labels"])
+
+row = jax.ShapeDtypeStruct((1, {LENGTH}), jnp.int32)
+batch = dict(input_ids=row, labels=row)
+plan = TrainingPlan(
+    Deployer(devices=target.find_devices()), loss_fn=loss_fn, params=module.abstract_params(config),
+    optimizer=optax.adamw(1e-4), global_batch_size=1024, per_device_batch_size=int(sys.argv[1]),
+    max_grad_norm=1.0, batch=batch)
+found = plan.compile().memory_analysis()
+print(found.argument_size_in_bytes, found.temp_size_in_bytes)
+"""
+
+
+def needs(*modules):
+    def is_there(module):
+        try:
+            return importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:
+            return False
+
+    missing = [module for module in modules if not is_there(module)]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+
+
+compiles_for_gpus = needs("jax_plugins.xla_cuda13", "nvidia.cu13")
+
+
+@pytest.fixture
+def command(tmp_path):
+    (tmp_path / "small.yaml").write_text(PIPELINE)
+    (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
+    return Command(tmp_path)
+
+
+@compiles_for_gpus
+def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figures(command):
+    words = ("plan", "small.yaml", "--fit", "--target", "a100-40gx1", "global_batch_size=1024")
+
+    refused = command.start(*words, "--json")
+    out, err = refused.communicate(timeout=1800)
+    fit = json.loads(out)["fit"]["train"]
+
+    assert refused.returncode == 3, err
+    assert fit["used_bytes"] > fit["limit_bytes"] == int(0.92 * 39.4 * 2**30)
+    assert ["model.config.remat=full"] in [one["overrides"] for one in fit["suggestions"]]
+    fewer = next(one for one in fit["suggestions"] if "per_device" in one["overrides"][0])
+    fit = command.json(*words, *fewer["overrides"], timeout=1800)["fit"]["train"]
+    assert fit["fits"]
+    assert fit["used_bytes"] == fewer["used_bytes"]
+
+    rows = int(fewer["overrides"][0].partition("=")[2])
+    said = subprocess.run(
+        [sys.executable, "-c", INDEPENDENT, str(rows)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    parts = fit["parts_bytes"]
+    assert fit["num_parameters"] == fit["num_trained"] == NUM_PARAMETERS
+    assert parts["parameters"] == fit["gradients_bytes"] == 4 * NUM_PARAMETERS
+    assert parts["optimizer_state"] == pytest.approx(8 * NUM_PARAMETERS, abs=64)
+    assert fit["checkpoint_bytes"] == pytest.approx(12 * NUM_PARAMETERS, abs=64)
+    assert fit["used_bytes"] == sum(parts.values())
+    # Alike but for the schedule's few scalars.
+    assert fit["used_bytes"] == pytest.approx(sum(map(int, said)), rel=1e-3)
+    products = NUM_PARAMETERS - VOCABULARY * WIDTH - (2 * LAYERS + 1) * WIDTH
+    scores = 2 * LAYERS * WIDTH * LENGTH
+    tokens = 1024 * LENGTH
+    assert fit["model_flops_per_step"] == 6 * (products + scores) * tokens
+    # Attention's products are in kernels; the loss is computed in chunks, and the head again.
+    again = 2 * VOCABULARY * WIDTH
+    assert fit["program_flops_per_device"] in (
+        6 * products * tokens,
+        (6 * products + again) * tokens,
+    )
+    assert fit["num_steps"] == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--target", "h1000x8"],
+            "stage 'train': the device 'h1000' is not known; known devices: ",
+        ),
+        (["--target", "v5p:2x2"], "stage 'train': the target 'v5p:2x2': a slice of v5p is AxBxC."),
+        ([], "profile 'local' does not say which devices it runs on"),
+        (
+            ["--target", "h100x8", "num_model_shards=3"],
+            "stage 'train': num_model_shards=3 does not divide the 8 devices; allowed: 1, 2, 4, 8.",
+        ),
+        (
+            [
+                "--target",
+                "h100x8",
+                "model.name_or_path=org/absent",
+                "~model.config",
+                "~data.tokenizer",
+            ],
+            "org/absent",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(command, words, said):
+    heard = command(
+        "plan", "small.yaml", "--fit", *words, code=2, environment={"HF_HUB_OFFLINE": "1"}
+    )
+
+    assert said in heard
+    assert heard.count("\n") == 1
+
+
+def compiler_of(process):
+    """Return the process with the compiler, once it is there."""
+
+    def look():
+        children = psutil.Process(process.pid).children()
+        return next(
+            (one for one in children if "redco_flow.stages.train.fit" in one.cmdline()), None
+        )
+
+    return wait_for(look)
+
+
+def test_an_interruption_and_a_crash_of_the_compiler_end_both_processes(command):
+    words = ("plan", "small.yaml", "--fit", "--target", "v5ex8")
+    interrupted, crashed = command.start(*words), command.start(*words)
+    compilers = [compiler_of(process) for process in (interrupted, crashed)]
+
+    interrupted.send_signal(signal.SIGINT)
+    compilers[1].send_signal(signal.SIGSEGV)
+    _, err = interrupted.communicate(timeout=300)
+    _, said = crashed.communicate(timeout=300)
+
+    assert (interrupted.returncode, err) == (130, "")
+    assert crashed.returncode == 1
+    assert said == "redco-flow: stage 'train': the compiler's process ended by SIGSEGV.\n"
+    assert not any(one.is_running() for one in compilers)
