@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.cli.text import size
 from redco_flow.errors import UsageError
 from redco_flow.launch.hosts.code_snapshot import (
     LEFT_OUT,
@@ -33,7 +34,6 @@ from redco_flow.records import (
     read_json_if_present,
     write_json,
 )
-from redco_flow.report.numbers import size
 from redco_flow.spec.document import leaves
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import PipelineFile, check_for_elsewhere

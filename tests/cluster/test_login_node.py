@@ -279,3 +279,16 @@ def test_mistakes_are_found_before_anything_is_sent(laptop):
     assert "has no `ssh:`" in laptop("status", "-p", "local", code=2)
     assert "[USER@]HOST" in laptop("status", "--ssh", "@", code=2)
     assert "must begin with /" in laptop("status", "--ssh", "me@login:work", code=2)
+
+
+def test_tracked_files_that_are_too_large_for_code_are_named(laptop):
+    laptop.write_profile(address="login.invalid")
+    for name in ("weights.bin", "rows.bin"):
+        (laptop.project / name).write_bytes(bytes(3 << 19))
+    for words in (["init", "-q"], ["add", "weights.bin", "rows.bin"]):
+        subprocess.run(["git", *words], cwd=laptop.project, check=True)
+
+    said = laptop("run", "sums.yaml", "-p", "site", "--send", "rows.bin", code=4)
+
+    line = "no code is larger than 1.0 MiB: weights.bin (1.5 MiB); --send FILE takes one along\n"
+    assert line in said
