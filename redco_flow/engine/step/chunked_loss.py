@@ -41,7 +41,7 @@ Score = Callable[[Any, jax.Array], jax.Array]
 
 # Logits of one chunk on one device, by platform. Every chunk reads and writes the head's float32
 # gradient: 8 bytes for 6 operations a token. GPUs move those between products: at 2 GiB (4,200
-# tokens of 128k entries) in less than 10% of an H100's time for both. TPUs move while they multiply;
+# tokens of 128k entries) in under 10% of an H100's time for both. TPUs move while they multiply;
 # the smallest have 16 GiB: at 512 MiB a byte stands for 780 operations, where products need 560 at
 # most (v6e). CPUs do some ten operations in the time of a byte.
 _MAX_CHUNK_BYTES = {"gpu": 2**31, "cuda": 2**31, "tpu": 2**29}
