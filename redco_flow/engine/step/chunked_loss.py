@@ -41,7 +41,7 @@ Score = Callable[[Any, jax.Array], jax.Array]
 
 # Logits of one chunk on one device, by platform. Every chunk reads and writes the head's float32
 # gradient: 8 bytes for 6 operations a token. GPUs move those between products: at 2 GiB (4,200
-# tokens of 128k entries) in less than 10% of an H100's time for both. TPUs move while they multiply;
+# tokens of 128k entries) in under 10% of an H100's time for both. TPUs move while they multiply;
 # the smallest have 16 GiB: at 512 MiB a byte stands for 780 operations, where products need 560 at
 # most (v6e). CPUs do some ten operations in the time of a byte.
 _MAX_CHUNK_BYTES = {"gpu": 2**31, "cuda": 2**31, "tpu": 2**29}
@@ -313,7 +313,7 @@ def _dividing(size: int, sizes: dict[str, int], *axes: str) -> tuple[tuple[str, 
 
 @dataclass(frozen=True)
 class _Chunked:
-    """How losses are computed: the chunks, the sharding, and what is made with them.
+    """The settings by which losses are computed: chunks, sharding and gradients.
 
     Args:
         equal_weights: see `chunked_cross_entropy`.
@@ -387,7 +387,7 @@ def _losses(compute: _Chunked, head: Any, hidden: jax.Array, labels: jax.Array) 
 
 
 class _Kept(NamedTuple):
-    """What the backward pass needs: inputs, and gradients where every label counts once."""
+    """Values for the backward pass: inputs, and gradients where every label counts once."""
 
     head: Any
     hidden: jax.Array
@@ -406,7 +406,7 @@ def _forward(compute: _Chunked, *primals: Any) -> tuple[jax.Array, _Kept]:
 
 
 class _Wanted(NamedTuple):
-    """Of what there are gradients: each of the head's arrays, hidden states."""
+    """Flags of what has a gradient: each of the head's arrays, and hidden states."""
 
     of_head: tuple[bool, ...]
     of_hidden: bool
