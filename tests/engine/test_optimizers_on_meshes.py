@@ -23,10 +23,9 @@ OPTIMIZERS = {
     "adamw": optax.adamw(1e-2),
     # Kernels of 128 and more are factored.
     "adafactor": optax.adafactor(1e-2),
-    "lion": optax.lion(1e-3),
     "muon": optax.contrib.muon(1e-2),
     "schedule_free": optax.contrib.schedule_free_adamw(1e-2, warmup_steps=2),
-    "multi_transform": two_optimizers(),
+    "multi_transform": two_optimizers(),  # Lion beside AdamW
     "MultiSteps": optax.MultiSteps(optax.adamw(1e-2), 2).gradient_transformation(),
 }
 
