@@ -15,6 +15,7 @@ from redco_flow.recipes.find import family_problem, find_recipe
 from redco_flow.recipes.recipe import Generation
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.train import config as train
+from tests.drawn_params import draw_params
 
 vit = find_model("vit")
 
@@ -48,8 +49,8 @@ def test_a_loss_is_the_cross_entropy_of_each_images_class(model, rows):
     params = recipe.init_params(jax.random.key(0))
     batch = recipe.collate_fn(rows)
 
-    totals, weights = recipe.loss_fn(params, batch, None, False)
-    found = recipe.make_pred_fn(Generation(0))(params, batch, None)
+    totals, weights = jax.jit(recipe.loss_fn, static_argnums=3)(params, batch, None, False)
+    found = jax.jit(recipe.make_pred_fn(Generation(0)))(params, batch, None)
 
     assert batch["labels"].tolist() == [2, 0, 1, 2]
     assert np.asarray(weights).tolist() == [1, 1, 1, 1]
@@ -72,7 +73,7 @@ def test_a_recipe_is_made_again_from_what_its_checkpoint_says():
 def test_a_published_model_keeps_its_classifier_where_it_has_as_many_classes(labels, tmp_path):
     """A model of other classes gets a classifier drawn anew."""
     config = vit.Config(**TINY, image_size=8, num_channels=1, num_labels=labels)
-    theirs = vit.init_params(config, jax.random.key(1))
+    theirs = draw_params(vit, config, seed=1)
     save_pretrained(tmp_path, vit, config, theirs)
     recipe = build({"name_or_path": str(tmp_path)})
 
@@ -88,7 +89,7 @@ def test_a_published_model_keeps_its_classifier_where_it_has_as_many_classes(lab
 
 def test_the_bare_model_of_a_directory_gets_a_classifier_and_loses_its_pooler(tmp_path):
     config = vit.Config(**TINY, image_size=8, num_channels=1, has_classifier=False, has_pooler=True)
-    theirs = vit.init_params(config, jax.random.key(1))
+    theirs = draw_params(vit, config, seed=1)
     save_pretrained(tmp_path, vit, config, theirs)
 
     found = build({"name_or_path": str(tmp_path)}).load_params(None)
@@ -99,7 +100,7 @@ def test_the_bare_model_of_a_directory_gets_a_classifier_and_loses_its_pooler(tm
 
 def test_a_model_that_lacks_more_than_its_head_is_told(tmp_path):
     config = vit.Config(**TINY, image_size=8, num_channels=1, num_labels=5)
-    save_pretrained(tmp_path, vit, config, vit.init_params(config, jax.random.key(1)))
+    save_pretrained(tmp_path, vit, config, draw_params(vit, config, seed=1))
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"num_hidden_layers": 3}))
 
@@ -109,7 +110,7 @@ def test_a_model_that_lacks_more_than_its_head_is_told(tmp_path):
 
 def test_images_of_another_size_than_the_models_are_refused(tmp_path):
     config = vit.Config(**TINY, image_size=12, num_channels=1)
-    save_pretrained(tmp_path, vit, config, vit.init_params(config, jax.random.key(1)))
+    save_pretrained(tmp_path, vit, config, draw_params(vit, config, seed=1))
 
     with pytest.raises(ValueError, match=r"the model.s image_size is 12, and settings\.image_size"):
         build({"name_or_path": str(tmp_path)})

@@ -15,6 +15,7 @@ from redco_flow.stages.predict import config as predict
 from redco_flow.stages.preprocess import config as preprocess
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
+from tests.drawn_params import draw_like
 
 SETTINGS = {"image_size": 8, "num_channels": 1, "max_length": 6}
 TINY = {
@@ -69,7 +70,7 @@ def steps_of(recipe, num_model_shards, optimizer, num_steps):
     deployer = Deployer(
         num_model_shards, devices=jax.devices()[:num_model_shards], matmul_precision="highest"
     )
-    params, batch = recipe.init_params(jax.random.key(0)), recipe.collate_fn(ROWS)
+    params, batch = draw_like(recipe.abstract_params()), recipe.collate_fn(ROWS)
     rules = deployer.get_sharding_rules(params, recipe.loss_fn, batch, None, False)
     params, batch = deployer.shard_params(params, rules), deployer.put_rows(batch)
 
@@ -124,7 +125,7 @@ def test_the_recipe_is_made_again_from_what_its_checkpoint_says(tokenizer):
 
 def test_a_published_captioner_is_read_and_must_fit_images_and_tokenizer(tokenizer, tmp_path):
     recipe = build(tokenizer)
-    params = recipe.init_params(jax.random.key(0))
+    params = draw_like(recipe.abstract_params())
     recipe.save_pretrained(params, tmp_path)
     published = {"name_or_path": str(tmp_path)}
 

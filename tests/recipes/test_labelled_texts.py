@@ -11,6 +11,7 @@ from redco_flow.recipes.classification import Settings
 from redco_flow.recipes.parts.labelled_texts import Task
 from redco_flow.text.pairs import PAIR_SEPARATOR
 from redco_flow.text.tokenizer import TextTokenizer
+from tests.drawn_params import draw_like
 
 WORDS = [f"w{number}" for number in range(20)]
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]"]
@@ -138,9 +139,9 @@ def test_predictions_are_names_of_classes_in_their_own_type_or_numbers(classes):
     recipe = build(classes)
     names = classes or ("0.5", "1.5")
     batch = recipe.collate_fn([example([1, 5, 2], [], str(name)) for name in names])
-    params = jax.jit(recipe.init_params)(jax.random.key(0))
+    params = draw_like(recipe.abstract_params())
 
-    found = recipe.output_fn(recipe.make_pred_fn(None)(params, batch, None))
+    found = recipe.output_fn(jax.jit(recipe.make_pred_fn(None))(params, batch, None))
 
     assert len(found) == 2
     if classes:
@@ -170,11 +171,12 @@ def test_a_record_of_the_recipe_makes_it_again_without_any_data():
 def test_dropout_differs_from_example_to_example_and_is_none_in_evaluation():
     recipe = build(hidden_dropout_prob=0.5)
     batch = recipe.collate_fn([example([1, 5, 2], [], "no")] * 2)
-    params = jax.jit(recipe.init_params)(jax.random.key(0))
+    params = draw_like(recipe.abstract_params())
     keys = jax.random.split(jax.random.key(1), 2)
+    loss = jax.jit(recipe.loss_fn, static_argnums=3)
 
-    trained, _ = recipe.loss_fn(params, batch, keys, True)
-    evaluated, _ = recipe.loss_fn(params, batch, keys, False)
+    trained, _ = loss(params, batch, keys, True)
+    evaluated, _ = loss(params, batch, keys, False)
 
     assert trained[0] != trained[1]
     assert evaluated[0] == evaluated[1]
@@ -194,7 +196,7 @@ def test_a_classification_without_classes_is_refused():
 
 def test_a_published_heads_classes_in_another_order_are_refused(tmp_path):
     recipe = build(("no", "yes"))
-    recipe.save_pretrained(jax.jit(recipe.init_params)(jax.random.key(0)), tmp_path)
+    recipe.save_pretrained(draw_like(recipe.abstract_params()), tmp_path)
     lengths = {"source_length": 8, "target_length": 8}
     model = {"name_or_path": str(tmp_path)}
     tokenizer = tokenizer_with(BERT)

@@ -11,6 +11,7 @@ from redco_flow.recipes.language_modeling import build, encode, encode_texts
 from redco_flow.recipes.recipe import Generation, RandomChoice
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
+from tests.drawn_params import draw_like
 
 TINY = {
     "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32, "resid_pdrop": 0.0,
@@ -177,7 +178,7 @@ def test_before_training_every_token_is_about_equally_likely_and_padding_changes
     """Engine case 43: the reference is log V."""
     rows = [example([5, 6], [7, 1]), example([], [3, 4, 5, 1])]
     recipe = built(tokenizer)
-    params = jax.jit(recipe.init_params)(jax.random.key(0))
+    params = draw_like(recipe.abstract_params())
     keys = jax.random.split(jax.random.key(1), 2)
 
     found = [
@@ -195,7 +196,7 @@ def test_before_training_every_token_is_about_equally_likely_and_padding_changes
 @pytest.mark.slow
 def test_what_is_drawn_for_an_example_does_not_depend_on_those_beside_it(tokenizer):
     recipe = built(tokenizer)
-    params = jax.jit(recipe.init_params)(jax.random.key(0))
+    params = draw_like(recipe.abstract_params())
     rows = [example([5 + i] * (i + 1), [1]) for i in range(4)]
     keys = jax.random.split(jax.random.key(1), 4)
     draw = jax.jit(recipe.make_pred_fn(Generation(6, sampling=RandomChoice(0.9, 50, 0.95))))
@@ -267,7 +268,7 @@ def test_a_packed_row_has_the_loss_of_its_examples_alone(tokenizer, family):
     """Engine case 34: the loss is that of each document alone."""
     rows = [example([5, 6], [7, 8, 1]), example([], [3, 4, 5, 1]), example([9, 9, 9], [4, 1])]
     recipe = built(tokenizer, family=family, config=PACKED[family])
-    params = jax.jit(recipe.init_params)(jax.random.key(0))
+    params = draw_like(recipe.abstract_params())
     loss = jax.jit(recipe.loss_fn, static_argnums=3)
     keys = jax.random.split(jax.random.key(1), 3)
 
@@ -283,7 +284,7 @@ def test_a_packed_row_has_the_loss_of_its_examples_alone(tokenizer, family):
 def mixtral(tokenizer, **config):
     sizes = {**_LLAMA, "num_local_experts": 4}
     recipe = built(tokenizer, family="mixtral", config={**sizes, **config})
-    return recipe, jax.jit(recipe.init_params)(jax.random.key(0))
+    return recipe, draw_like(recipe.abstract_params())
 
 
 MIXED_ROWS = [example([5, 6], [7, 8, 1]), example([], [3, 4, 5, 1]), example([9, 9, 9], [4, 1])]
@@ -355,7 +356,7 @@ def test_labels_are_smoothed_in_training_alone(tokenizer):
     torch = pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
     recipe = built(tokenizer)
     batch = recipe.collate_fn([example([5, 6, 7], [8, 9, 1]), example([5], [1])])
-    params, keys = recipe.init_params(jax.random.key(0)), jax.random.split(jax.random.key(1), 2)
+    params, keys = draw_like(recipe.abstract_params()), jax.random.split(jax.random.key(1), 2)
     module = find_model("gpt2")
     config = module.Config().updated(recipe.model["config"])
     logits = module.apply(config, params, batch["input_ids"])

@@ -14,6 +14,7 @@ from redco_flow.recipes.preference.losses import PairScores, pair_losses
 from redco_flow.recipes.recipe import Generation, TokenLengths
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
+from tests.drawn_params import draw_like
 
 ROWS = [
     {"prompt": "one two", "chosen": "three", "rejected": "four five six seven"},
@@ -186,15 +187,16 @@ def test_losses_and_gradients_are_those_of_torch_over_model_shards(
 def test_a_step_tells_rewards_margins_and_how_many_pairs_are_right(tokenizer):
     """By hand: the reference's log-probabilities are all there is of the model's, and 1 or -1."""
     recipe = built(tokenizer, {"config": TINY}, {"beta": 0.5})
-    params = recipe.init_params(jax.random.key(0))
+    params = draw_like(recipe.abstract_params())
     rows = examples(tokenizer, with_reference=False)
-    found = recipe.make_pred_fn(Generation(0))(params, recipe.collate_fn(rows), None)
+    found = jax.jit(recipe.make_pred_fn(Generation(0)))(params, recipe.collate_fn(rows), None)
     away = [(1.0, -1.0), (-1.0, 1.0), (3.0, 1.0), (0.0, 1.0)]
     for index, (row, (chosen, rejected)) in enumerate(zip(rows, away, strict=True)):
         row["reference_chosen"] = float(found["chosen_log_likelihood"][index]) - chosen
         row["reference_rejected"] = float(found["rejected_log_likelihood"][index]) - rejected
 
-    _, weights, measures = recipe.loss_fn(params, recipe.collate_fn(rows), None, False)
+    loss = jax.jit(recipe.loss_fn, static_argnums=3)
+    _, weights, measures = loss(params, recipe.collate_fn(rows), None, False)
 
     assert weights.tolist() == [1, 1, 1, 1]
     assert measures["rewards/accuracies"].tolist() == [True, False, True, False]

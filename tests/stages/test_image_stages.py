@@ -85,7 +85,8 @@ def test_an_exported_vit_says_in_transformers_what_it_said_here(
     scores = model(**pixels).logits.detach().numpy()
 
     recipe = CheckpointArtifact(checkpoint.path).build_recipe()
-    found = recipe.make_pred_fn(None)(params_of(checkpoint), recipe.collate_fn(rows), None)
+    predict_classes = jax.jit(recipe.make_pred_fn(None))
+    found = predict_classes(params_of(checkpoint), recipe.collate_fn(rows), None)
     assert written.architectures == ("ViTForImageClassification",)
     named = [model.config.id2label[int(number)] for number in scores.argmax(axis=-1)]
     assert named == [str(name) for name in recipe.output_fn(found)]
