@@ -47,6 +47,7 @@ from redco_flow.tracking.run_directory import new_run_id
 if TYPE_CHECKING:
     from redco_flow.spec.ssh import LoginNode
 
+_NUM_NAMED = 10
 _FOLDER = Path(SUBMITTED_CODE).parent.as_posix()
 
 
@@ -129,12 +130,12 @@ def prepare(
         names = ", ".join(map(str, left_out))
         sys.stderr.write(f"not sent, as they may hold secrets: {names}\n")
     if large:
-        names = ", ".join(
-            f"{os.path.relpath(path)} ({size(path.stat().st_size)})" for path in large
-        )
+        sizes = [f"{os.path.relpath(path)} ({size(path.stat().st_size)})" for path in large]
+        if len(sizes) > _NUM_NAMED:
+            sizes[_NUM_NAMED:] = [f"{len(sizes) - _NUM_NAMED} more"]
         sys.stderr.write(
             f"not sent, as git tracks them but no code is larger than {size(MAX_FILE_BYTES)}: "
-            f"{names}; --send FILE takes one along\n"
+            f"{', '.join(sizes)}; --send FILE takes one of this folder along\n"
         )
     _name_unsent_data(pipeline, {one.partition("/")[2] for one in snapshot.files})
     there = [words[0], *(file if word == options.file else word for word in words[1:])]

@@ -85,10 +85,10 @@ def _serve(options: argparse.Namespace) -> int:
         # The rows are read before the link is opened; those of a huge workspace meanwhile.
         reading = threading.Thread(target=server.prepare, daemon=True)
         reading.start()
-        reading.join(_SECONDS_FOR_ROWS)
-        print(server.link(page), flush=True)
-        sys.stderr.write(f"the runs of {workspace.root}; Ctrl-C ends the page\n")
         try:
+            reading.join(_SECONDS_FOR_ROWS)
+            print(server.link(page), flush=True)
+            sys.stderr.write(f"the runs of {workspace.root}; Ctrl-C ends the page\n")
             server.serve_forever()
         except KeyboardInterrupt:
             sys.stderr.write("ended\n")

@@ -19,6 +19,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket, bc_magic
 from markupsafe import Markup
@@ -107,9 +108,12 @@ class _CompiledTemplates(BytecodeCache):
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = create_beside(path)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self._digest(bucket) + marshal.dumps(bucket.code))
-            temporary.replace(path)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(self._digest(bucket) + marshal.dumps(bucket.code))
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
 
     @staticmethod
     def _path(bucket: Bucket) -> Path:
@@ -118,7 +122,8 @@ class _CompiledTemplates(BytecodeCache):
     @staticmethod
     def _digest(bucket: Bucket) -> bytes:
         own = Path(__file__).read_bytes()  # the environment's settings
-        return hashlib.sha256(bc_magic + own + bucket.checksum.encode()).digest()
+        known = bc_magic + jinja2.__version__.encode() + own + bucket.checksum.encode()
+        return hashlib.sha256(known).digest()
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
         """Return a template's name: there is one folder of them."""

@@ -3,7 +3,15 @@
 import shutil
 import sys
 
+import pytest
+
 from redco_flow.report import rendering
+
+
+@pytest.fixture(autouse=True)
+def fresh_templates():
+    yield
+    rendering._environment.cache_clear()
 
 
 def test_a_template_is_compiled_again_only_where_it_changed_or_its_file_is_damaged(
@@ -31,4 +39,3 @@ def test_a_template_is_compiled_again_only_where_it_changed_or_its_file_is_damag
     shutil.rmtree(compiled.parent)
     compiled.parent.touch()  # no folder for compiled files can be made
     assert render("two") == "two"
-    rendering._environment.cache_clear()

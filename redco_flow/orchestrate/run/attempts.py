@@ -40,6 +40,7 @@ from redco_flow.tracking.results import (
     read_result,
 )
 from redco_flow.tracking.sweep_directory import current_attempt, find_early_stop
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -502,7 +503,7 @@ def count_ended(attempts: Iterable[AttemptDirectory], cause: Cause) -> int:
 
 
 def _is_first_of_job(attempt: AttemptDirectory) -> bool:
-    group = (attempt.read_job() or {}).get("group")
+    group = (unless_damaged(attempt.read_job) or {}).get("group")
     return not group or AttemptDirectory(Path(group[0])).stage == attempt.stage
 
 
