@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.cli.text import columns
+from redco_flow.errors import DoesNotFit
 from redco_flow.terminal_text import plain, visible
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ _PARTS = {
 
 
 def find_fits(loaded: Loaded, target: str | None) -> dict[str, dict[str, Any]]:
-    """Return each training's figures, its target among them; shows the progress on a terminal.
+    """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
     Raises:
-        UsageError, CannotFit: as of `fits_of`.
+        UsageError: no stage trains.
     """
     from rich.console import Console
 
@@ -36,18 +37,30 @@ def find_fits(loaded: Loaded, target: str | None) -> dict[str, dict[str, Any]]:
         def show(doing: str, seconds: float) -> None:
             status.update(f"{visible(doing)} … {seconds:.0f} s")
 
-        return {stage: {"target": text, **found} for stage, text, found in fits_of(*given, show)}
+        return dict(fits_of(*given, show))
+
+
+def exit_code_of_fits(fits: dict[str, dict[str, Any]]) -> int:
+    """Return 0 where all fit; else the exit code of the first that could not be planned, or 3."""
+    failed = (fit["exit_code"] for fit in fits.values() if "error" in fit)
+    all_fit = all(fit.get("fits") for fit in fits.values())
+    return next(failed, 0 if all_fit else DoesNotFit.exit_code)
 
 
 def print_fit(stage: str, fit: dict[str, Any]) -> None:
-    """Print one training's figures."""
+    """Print one training's figures, or why there are none."""
+    if "error" in fit:
+        sys.stderr.write(f"redco-flow: {fit['error']}\n")
+        return
     mesh = " x ".join(f"{axis} {size}" for axis, size in fit["mesh"].items())
     verdict = "fits" if fit["fits"] else "does not fit"
     of = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     devices = f"{fit['num_devices']} x {fit['device']}{f' ({mesh})' if mesh else ''}"
     print(f"\n--- {stage} on {devices}: {verdict}, {of}")
-    rows = [[name, _gib(fit["parts_bytes"][key])] for key, name in _PARTS.items()
-            if key in fit["parts_bytes"]]  # fmt: skip
+    parts = {
+        key: size for key, size in fit["parts_bytes"].items() if key != "other" or size >= 2**20
+    }
+    rows = [[name, _gib(parts[key])] for key, name in _PARTS.items() if key in parts]
     print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
     print("; ".join(_facts(fit)))
     for note in fit["notes"]:

@@ -18,7 +18,7 @@ from redco_flow.cli.arguments import (
     workspace_path,
 )
 from redco_flow.cli.examples import print_examples
-from redco_flow.cli.fit import find_fits, print_fit
+from redco_flow.cli.fit import exit_code_of_fits, find_fits, print_fit
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
 from redco_flow.cli.sweep import (
@@ -30,7 +30,7 @@ from redco_flow.cli.sweep import (
 )
 from redco_flow.cli.text import columns
 from redco_flow.cli.view import read_run_view
-from redco_flow.errors import DoesNotFit, UsageError
+from redco_flow.errors import UsageError
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
@@ -105,9 +105,9 @@ def _plan(options: argparse.Namespace) -> int:
     loader = Loader(options, only_reads=True, is_for_other_devices=bool(options.target))
     loaded = loader.load()
     more: dict[str, Any] = {"identity": loaded.identity} if options.json else {}
-    if options.fit:
-        fits = find_fits(loaded, options.target)
-        more |= {"fit": fits}
+    fits: dict[str, dict[str, Any]] = {}
+    if options.fit and options.json:
+        fits = more["fit"] = find_fits(loaded, options.target)
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
@@ -118,11 +118,11 @@ def _plan(options: argparse.Namespace) -> int:
             print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
     if options.show_examples:
         print_examples(loaded, options.show_examples)
-    if not options.fit:
-        return 0
-    for stage, fit in fits.items() if not options.json else ():
-        print_fit(stage, fit)
-    return 0 if all(fit["fits"] for fit in fits.values()) else DoesNotFit.exit_code
+    if options.fit and not options.json:
+        fits = find_fits(loaded, options.target)
+        for stage, fit in fits.items():
+            print_fit(stage, fit)
+    return exit_code_of_fits(fits)
 
 
 def _print_plan(

@@ -21,8 +21,7 @@ from typing import Literal
 
 from redco_flow.engine.errors import EngineError
 
-# The share of a GPU's memory that a stage's process takes (`launch.worker_process`).
-_SHARE_OF_GPU = 0.92
+_A100_TFLOPS = 312.0
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,9 @@ class Device:
         """JAX's name of the platform."""
         return "cuda" if self.torus_dims is None else "tpu"
 
-    @property
-    def limit_bytes(self) -> int:
-        """Bytes that a stage's program can have: 92 % of a GPU, all that a TPU gives programs."""
-        share = 1.0 if self.torus_dims else _SHARE_OF_GPU
+    def limit_bytes(self, share_of_gpu: float) -> int:
+        """Return the bytes that a program can have: all that a TPU gives programs, or a share."""
+        share = 1.0 if self.torus_dims else share_of_gpu
         return int(share * self.memory_gib * 2**30)
 
 
@@ -142,8 +140,10 @@ def known_device(device_kind: str) -> Device | None:
 
 def peak_tflops(device_kind: str) -> float | None:
     """Return a device's dense bfloat16 TFLOP/s; None where it is not known."""
-    known = known_device(device_kind)
-    return None if known is None else known.bfloat16_tflops
+    if (known := known_device(device_kind)) is not None:
+        return known.bfloat16_tflops
+    is_an_a100 = device_kind.startswith("NVIDIA A100") and "MIG" not in device_kind
+    return _A100_TFLOPS if is_an_a100 else None
 
 
 def find_device(name: str) -> Device:
@@ -152,7 +152,8 @@ def find_device(name: str) -> Device:
     Raises:
         EngineError: no row has this name, or several do.
     """
-    wanted = re.sub(r"^nvidia-|-sxm\d?(?=-)|b$", "", re.sub(r"[\s_]", "-", name.lower()))
+    wanted = re.sub(r"^nvidia-|-sxm\d?(?=-|$)|b$", "", re.sub(r"[\s_]", "-", name.lower()))
+    wanted = wanted.removesuffix("-80g") if wanted.startswith("h100") else wanted
     known = known_device(name.replace("_", " "))
     found = [one for one in DEVICES if one.kind == wanted or one is known] or [
         one for one in DEVICES if one.kind.startswith(f"{wanted}-")

@@ -119,8 +119,9 @@ def end(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-_SHARE_OF_GPU = "0.92"  # JAX's own default is 0.75, and torch may take all of it
-_SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+SHARE_OF_GPU = "0.92"
+"""Of a GPU's memory, for a stage's process: JAX's default is 0.75, and torch may take all of it."""
+SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 
 
@@ -141,8 +142,8 @@ def jax_variables(
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     variables = {name: environ.get(name, value) for name, value in variables.items()}
-    if not any(name in environ for name in _SHARE_VARIABLES):
-        variables[_SHARE_VARIABLES[0]] = _SHARE_OF_GPU
+    if not any(name in environ for name in SHARE_VARIABLES):
+        variables[SHARE_VARIABLES[0]] = SHARE_OF_GPU
     if num_cpu_devices is not None:
         flags = [
             flag

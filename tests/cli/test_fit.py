@@ -105,7 +105,9 @@ def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figu
 
     assert refused.returncode == 3, err
     assert fit["used_bytes"] > fit["limit_bytes"] == int(0.92 * 39.4 * 2**30)
-    assert ["model.config.remat=full"] in [one["overrides"] for one in fit["suggestions"]]
+    assert ["stages.train.model.config.remat=full"] in [
+        one["overrides"] for one in fit["suggestions"]
+    ]
     fewer = next(one for one in fit["suggestions"] if "per_device" in one["overrides"][0])
     fit = command.json(*words, *fewer["overrides"], timeout=1800)["fit"]["train"]
     assert fit["fits"]
@@ -190,5 +192,5 @@ def test_an_interruption_and_a_crash_of_the_compiler_end_both_processes(command)
 
     assert (interrupted.returncode, err) == (130, "")
     assert crashed.returncode == 1
-    assert said == "redco-flow: stage 'train': the compiler's process ended by SIGSEGV.\n"
+    assert said.startswith("redco-flow: stage 'train': the compiler's process ended by SIGSEGV.")
     assert not any(one.is_running() for one in compilers)

@@ -265,7 +265,7 @@ def _losses_and_gradients(
 
 
 def _no_derivative(*_: Any) -> Any:
-    raise NotImplementedError("a loss in chunks has no second derivative.")
+    raise NotImplementedError("a loss in chunks has no second derivative: set num_chunks to 1.")
 
 
 _losses_and_gradients.defvjp(_no_derivative, _no_derivative)

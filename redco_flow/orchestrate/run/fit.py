@@ -14,16 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from redco_flow import search_path
 from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.launch.redaction import redact_text
+from redco_flow.launch.worker_process import SHARE_OF_GPU, SHARE_VARIABLES
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.profile import Profile
+from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import find_result
@@ -33,6 +36,8 @@ _EXAMPLES = "such as h100x8, a100-40gx4 or v5p:2x2x2"
 _MOST_GIB = 12.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _DATASET = "dataset"
+# What a profile may set of the compiler, for the worker and here.
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", *SHARE_VARIABLES)
 
 Progress = Callable[[str, float], None]
 """(what is being done, seconds since the beginning)."""
@@ -57,15 +62,18 @@ def fits_of(
     plan: Plan,
     target: str | None,
     progress: Progress,
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (stage, target, its figures) of each stage that trains.
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (stage, its figures with the target) of each stage that trains.
+
+    Of a stage that cannot be planned, they are `error`, the message, and an `exit_code`: the
+    profile does not name its devices, settings cannot be followed, or the compiler is missing or
+    failed.
 
     Args:
         target: the devices; None: those of the stage's profile.
 
     Raises:
-        UsageError: no stage trains, or the profile does not name its devices.
-        CannotFit: the settings cannot be planned, or the compiler is missing or failed.
+        UsageError: no stage trains.
     """
     stages = [
         stage
@@ -75,15 +83,32 @@ def fits_of(
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
     for stage in stages:
-        request = {
+        of_stage = pipeline.profile_of(stage.name, profile)
+        variables = {
+            name: of_stage.environment[name] for name in _VARIABLES if name in of_stage.environment
+        }
+        request: dict[str, Any] = {
             "stage": stage.name,
             "config": stage.config.model_dump(mode="json"),
-            **_devices(stage, pipeline.profile_of(stage.name, profile), target),
-            **_data(pipeline, workspace, plan, stage),
+            "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
+            "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
         }
-        module = find_stage_kind(stage.kind).fit_module
-        assert module is not None
-        yield stage.name, request["target"], _ask(module, stage.name, request, progress)
+        fit: dict[str, Any]
+        try:
+            request |= _devices(stage, of_stage, target)
+            request |= _data(pipeline, workspace, plan, stage)
+            fit = {"target": request["target"], **_ask(stage, request, variables, progress)}
+        except (CannotFit, UsageError) as error:
+            fit = {"error": str(error), "exit_code": error.exit_code}
+        yield stage.name, fit
+
+
+def _share_of_gpu(environ: Mapping[str, str]) -> float:
+    """Return the share of a GPU's memory that a stage's process takes."""
+    given = (environ[name] for name in SHARE_VARIABLES if name in environ)
+    with suppress(ValueError):
+        return float(next(given, SHARE_OF_GPU))
+    return float(SHARE_OF_GPU)
 
 
 def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict[str, Any]:
@@ -115,11 +140,19 @@ def _data(
     return {"preprocessing": (maker.kind, maker.config.model_dump(mode="json"))}
 
 
-def _ask(module: str, stage: str, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _ask(
+    stage: ResolvedStage,
+    request: dict[str, Any],
+    variables: Mapping[str, str],
+    progress: Progress,
+) -> dict[str, Any]:
+    module = find_stage_kind(stage.kind).fit_module
+    assert module is not None
+    secrets = secret_values(os.environ)
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
-            env={**os.environ, **search_path.variables()},
+            env={**os.environ, **variables, **search_path.variables()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -128,13 +161,15 @@ def _ask(module: str, stage: str, request: dict[str, Any], progress: Progress) -
         try:
             answer = _answer(process, request, progress)
         except PlannerDied as error:
-            raise PlannerDied(f"stage '{stage}': {error}{_end_of(log)}") from error
+            said = redact_text(f"{error}{_end_of(log)}", secrets)
+            raise PlannerDied(f"stage '{stage.name}': {said}") from error
         finally:
             if process.returncode is None:  # else its number may be another's by now
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if "error" in answer:
-        raise CannotFit(f"stage '{stage}': {answer['error']}")
+        said = redact_text(answer["error"], secrets)
+        raise CannotFit(f"stage '{stage.name}': {said}")
     fit: dict[str, Any] = answer["fit"]
     return fit
 

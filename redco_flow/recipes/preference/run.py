@@ -61,12 +61,10 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
         (width,) = widths
         return partial(_collate, partial(rows.collate, width=width))
 
-    def loss_in_chunks(
-        num_chunks: NumChunks, z_loss: float = 0.0, logits_dtype: str | None = None
-    ) -> Callable[..., Measured]:
+    def loss_in_chunks(num_chunks: NumChunks, z_loss: float = 0.0) -> Callable[..., Measured]:
         if z_loss:
             raise ValueError("z_loss is of a cross-entropy, and recipe 'preference' has none.")
-        return partial(pairs.loss, num_chunks, logits_dtype=logits_dtype)
+        return partial(pairs.loss, num_chunks)
 
     def with_config(changes: Mapping[str, Any]) -> Recipe:
         return build_preference(with_changes(model, changes), texts, settings)
@@ -126,7 +124,6 @@ class _Pairs:
         params: Any,
         batch: Mapping[str, jax.Array],
         rngs: jax.Array | None,
-        logits_dtype: str | None = None,
     ) -> PairScores:
         """Return how likely the model finds both answers."""
         module, config = self.model.module, self.model.config
@@ -140,7 +137,6 @@ class _Pairs:
             hidden,
             rows["labels"],
             num_chunks=num_chunks,
-            logits_dtype=logits_dtype,
             equal_weights=False,
         )
         pairs = (-losses.reshape(-1, 2), num_tokens.reshape(-1, 2))
@@ -153,11 +149,9 @@ class _Pairs:
         batch: Mapping[str, jax.Array],
         rngs: jax.Array,
         is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
-        logits_dtype: str | None = None,
     ) -> Measured:
         """Return each pair's loss, its weight, 1, and what TRL logs of it, by TRL's names."""
-        in_training = (rngs, logits_dtype) if is_training else (None, None)
-        scores = self.scores(num_chunks, params, batch, *in_training)
+        scores = self.scores(num_chunks, params, batch, rngs if is_training else None)
         losses = pair_losses(self.asked, scores)
         rewards = implicit_rewards(self.asked, scores)
         margins = rewards[:, 0] - rewards[:, 1]

@@ -14,8 +14,8 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.stages.train.config import Config
 
 _MOST_CPU_SECONDS = 1800
+_SECONDS_TO_END = 5
 _SIGNAL_AT_PARENTS_DEATH = 1  # linux/prctl.h
 
 
@@ -41,6 +42,8 @@ class Request:
         gpus_per_host: where the target's hosts have other than 8.
         preprocessing: (kind, Config as JSON) of the stage that makes the dataset; None: no stage.
         dataset: the directory of the published dataset, if there is one.
+        inputs: names of the stage's inputs.
+        share_of_gpu: of a GPU's memory, which the stage's process takes.
     """
 
     stage: str
@@ -49,6 +52,8 @@ class Request:
     gpus_per_host: int | None = None
     preprocessing: tuple[str, Mapping[str, Any]] | None = None
     dataset: str | None = None
+    inputs: Sequence[str] = ()
+    share_of_gpu: float = 1.0
 
 
 def main() -> None:
@@ -61,8 +66,8 @@ def main() -> None:
         answers.flush()
 
     append_current_directory()
-    _limit()
     try:
+        _limit()
         write("fit", _answer(Request(**json.load(sys.stdin)), lambda text: write("progress", text)))
     except (RedcoFlowError, EngineError, OSError, ValueError) as error:
         write("error", " ".join(str(error).split()))
@@ -79,20 +84,27 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
 
     config = Config.from_json(request.config)
     if request.dataset is not None:
-        data = planned_data.of_dataset(Path(request.dataset), config)
+        data = planned_data.of_dataset(Path(request.dataset), config, request.inputs)
     elif request.preprocessing is not None:
         kind, values = request.preprocessing
         preprocessing = find_stage_kind(kind).config_type.from_json(values)
         data = planned_data.of_settings(config, preprocessing)
     else:
         raise planned_data.CannotPlan("no stage makes the dataset")
-    return fitting.fit(request.stage, config, data, target, progress)
+    if "start_from" in request.inputs:
+        data = replace(data, is_pretrained=True)
+    given = (request.stage, config, data, target, progress)
+    return fitting.fit(*given, request.share_of_gpu)
 
 
 def _limit() -> None:
     """End this process with the one that asks, and after half an hour of CPU time."""
     ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_SECONDS, _MOST_CPU_SECONDS))
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = _MOST_CPU_SECONDS
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard - _SECONDS_TO_END)  # before it is killed
+    resource.setrlimit(resource.RLIMIT_CPU, (max(most, 1), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

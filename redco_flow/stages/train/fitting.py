@@ -31,6 +31,7 @@ Changes = Mapping[str, Any]
 
 _NUM_SUGGESTED = 3
 _MOST_COMPILES = {"cuda": 6, "tpu": 3}  # beyond the first; a TPU's takes a minute or more
+_MOST_CPU_SECONDS = 600.0  # when no more suggestions are looked for
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ROOM = 0.95
 _LORA: Changes = {
@@ -77,6 +78,7 @@ class _Compiler:
     data: PlannedData
     target: Target
     devices: Sequence[jax.Device]
+    limit_bytes: int
 
     def plan(self, changes: Changes) -> TrainingPlan:
         """Raise ValueError where the model or the devices cannot follow the changes."""
@@ -91,11 +93,11 @@ class _Compiler:
             self.data.num_steps or 1,
             widest_batch=self.data.widest_batch,
             devices=self.devices,
-            device_memory_gib=self.target.device.limit_bytes / 2**30,
+            device_memory_gib=self.limit_bytes / 2**30,
         )
 
     def compile(self, plan: TrainingPlan) -> _Step:
-        limit = self.target.device.limit_bytes
+        limit = self.limit_bytes
         try:
             compiled = plan.compile()
         except jax.errors.JaxRuntimeError as error:
@@ -112,18 +114,20 @@ def fit(
     data: PlannedData,
     target: Target,
     progress: Callable[[str], None],
+    share_of_gpu: float,
 ) -> dict[str, Any]:
     """Return the figures of a training's step on a target, as JSON with units in the names.
 
     Args:
         stage: its name, for overrides.
         progress: hears what is being done.
+        share_of_gpu: of a GPU's memory, which the stage's process takes.
 
     Raises:
         EngineError, ValueError: settings that the model or the devices cannot follow.
     """
     devices = target.find_devices()
-    compiler = _Compiler(config, data, target, devices)
+    compiler = _Compiler(config, data, target, devices, target.device.limit_bytes(share_of_gpu))
     progress(f"compiling the train step for {len(devices)} x {target.device.kind}")
     step = compiler.compile(compiler.plan({}))
     plan, used = step.plan, step.memory
@@ -168,20 +172,21 @@ def _suggest(
     enough: list[dict[str, Any]] = []
     num_left = _MOST_COMPILES[compiler.target.device.platform]
     for changes in _changes(compiler, step):
-        if len(found) == _NUM_SUGGESTED or not num_left:
+        # Settings that are `auto` are found by compiling, too.
+        if len(found) == _NUM_SUGGESTED or not num_left or _cpu_seconds() > _MOST_CPU_SECONDS:
             break
         if any(dict(changes).items() >= one.items() for one in enough):
             continue  # a part of them is enough
-        try:
-            plan = compiler.plan(changes)
-        except ValueError:  # the model or the devices cannot follow
-            continue
-        if _bytes_per_device(plan.state) > step.limit_bytes:
-            continue
         texts = [_override(stage, key, value) for key, value in changes.items()]
         progress(f"does not fit; trying {' '.join(texts)}")
-        num_left -= 1
-        tried = compiler.compile(plan)
+        try:
+            plan = compiler.plan(changes)
+            if _bytes_per_device(plan.state) > step.limit_bytes:
+                continue
+            num_left -= 1
+            tried = compiler.compile(plan)
+        except (ValueError, jax.errors.JaxRuntimeError):  # the model or the devices cannot follow
+            continue
         if tried.fits:
             enough.append(dict(changes))
             found.append({"overrides": texts, "used_bytes": tried.used_bytes})
@@ -196,7 +201,7 @@ def _changes(compiler: _Compiler, step: _Step) -> Iterator[Changes]:
         fewer = {"per_device_batch_size": rows}
     least: Changes = {"per_device_batch_size": 1} if step.rows > 1 else {}
     again: Changes = {}
-    if compiler.data.recipe.model.get("config", {}).get("remat") in ("none", "minimal"):
+    if compiler.data.recipe.model.get("config", {}).get("remat") in ("none", "dots", "minimal"):
         again = {"remat": "full"}
     data_shards = plan.deployer.num_data_shards
     split: Changes = {}
@@ -206,7 +211,8 @@ def _changes(compiler: _Compiler, step: _Step) -> Iterator[Changes]:
         {"num_model_shards": config.num_model_shards * 2**power}
         for power in range(1, int(math.log2(data_shards)) + 1)
     ]
-    lora = {} if config.lora or config.freeze else _LORA
+    # Factors beside parameters that nothing has trained are of no use.
+    lora = {} if config.lora or config.freeze or not compiler.data.is_pretrained else _LORA
     tried: list[Changes] = []
     for together in (
         fewer, again, split, {**least, **again}, {**split, **again}, {**split, **least, **again},
@@ -229,7 +235,7 @@ def _rows_that_fit(step: _Step) -> int | None:
 
 
 def _override(stage: str, key: str, value: Any) -> str:
-    path = "model.config.remat" if key == "remat" else f"stages.{stage}.{key}"
+    path = f"stages.{stage}.{'model.config.remat' if key == 'remat' else key}"
     text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
     return f"{path}={text}" if text.isalnum() else f"'{path}={text}'"
 
@@ -271,11 +277,16 @@ def _bytes_of_refusal(message: str) -> int:
 
 
 def _own_cost() -> dict[str, Any]:
-    """Return what planning took: CPU time, assemblers' included, and this process' memory."""
+    """Return what planning took: CPU time, and this process' memory."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = time.process_time() + children.ru_utime + children.ru_stime
     return {
-        "planning_cpu_seconds": round(seconds, 1),
+        "planning_cpu_seconds": round(_cpu_seconds(), 1),
         "planning_memory_bytes": max(used.ru_maxrss, children.ru_maxrss) * 1024,
     }
+
+
+def _cpu_seconds() -> float:
+    """Return this process' CPU time, assemblers' included."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

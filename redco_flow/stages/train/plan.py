@@ -6,8 +6,10 @@ the stage sees the model's parameters either way (`TrainingPlan.model_params`).
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -167,16 +169,26 @@ def _loss_fn(config: Config, recipe: Recipe) -> LossFn:
     asked = {name: getattr(config, name) for name in names}
     default = {name: Config.model_fields[name].default for name in names}
     options = {name: value for name, value in asked.items() if value != default[name]}
-    if recipe.loss_in_chunks is not None:
-        loss_fn: LossFn = recipe.loss_in_chunks(config.num_loss_chunks, **options)
+    given = recipe.loss_in_chunks
+    if given is not None and _takes(given, config.num_loss_chunks, **options):
+        loss_fn: LossFn = given(config.num_loss_chunks, **options)
         return loss_fn
     if config.num_loss_chunks == "auto" and not options:
         return recipe.loss_fn
     name = next(iter(options), "num_loss_chunks")
     raise ValueError(
         f"{name} is {getattr(config, name)}, and recipe '{config.recipe}' has no loss with it: "
-        "leave the setting out, or give the recipe a loss_in_chunks."
+        "leave the setting out, or give the recipe a loss_in_chunks that takes it."
     )
+
+
+def _takes(function: Callable[..., Any], *args: Any, **keywords: Any) -> bool:
+    with suppress(ValueError):  # a built-in has no signature, as `partial(partial, …)`
+        try:
+            inspect.signature(function).bind(*args, **keywords)
+        except TypeError:
+            return False
+    return True
 
 
 def _schedule(config: Config, total_steps: int) -> Schedule:

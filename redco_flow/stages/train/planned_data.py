@@ -7,7 +7,7 @@ settings allow, and the vocabulary of a tokenizer that preprocessing trains has 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from redco_flow.recipes.declared import DEFAULT_MAX_LENGTH, DeclaredRecipe
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.recipe import CLASSES, Class, Recipe, TokenLengths
 from redco_flow.spec.recipe_settings import values_of
+from redco_flow.stages.artifacts.arrow_split import Added
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.artifacts.reference_scores import ANSWERS
 from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer, tokenizer_source
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.data import read_training_data
@@ -47,6 +49,7 @@ class PlannedData:
         batch, widest_batch: as of `plan_training`.
         num_steps: of the training; None where it is not known.
         notes: what is assumed.
+        is_pretrained: whether the training begins with parameters that were trained.
     """
 
     recipe: Recipe
@@ -54,17 +57,38 @@ class PlannedData:
     widest_batch: Mapping[str, Any]
     num_steps: int | None
     notes: tuple[str, ...] = ()
+    is_pretrained: bool = False
 
 
-def of_dataset(path: Path, config: Config) -> PlannedData:
-    """Read what a published dataset says."""
+def of_dataset(path: Path, config: Config, inputs: Collection[str] = ()) -> PlannedData:
+    """Read what a published dataset says.
+
+    Args:
+        inputs: names of the training's inputs.
+    """
     dataset = DatasetArtifact(path)
+    if "reference_scores" in inputs:
+        dataset = DatasetArtifact(path, _scores_of(dataset))
     model = model_with_settings(config, dataset.summary.classes) | ONLY_SHAPES
     texts = dataset.texts(*row_lengths(dataset, config))
     recipe = find_recipe(config.recipe).make(model, texts)
     data = read_training_data(dataset, recipe, config, validation_examples(dataset, config))
     num_steps = config.max_steps or config.num_epochs * data.steps_per_epoch(config)
-    return PlannedData(recipe, data.first_batch(recipe), data.widest_batch(), num_steps)
+    batches = (data.first_batch(recipe), data.widest_batch())
+    return PlannedData(recipe, *batches, num_steps, is_pretrained=_is_pretrained(config))
+
+
+def _scores_of(dataset: DatasetArtifact) -> dict[str, Added]:
+    """Return columns like those of `reference_scores`; only that they are there matters."""
+    splits = {name: len(dataset.split(name)) for name in dataset.summary.splits}
+    return {
+        split: {f"reference_{answer}": [0.0] * number for answer in ANSWERS}
+        for split, number in splits.items()
+    }
+
+
+def _is_pretrained(config: Config) -> bool:
+    return config.model.name_or_path is not None and not config.model.from_scratch
 
 
 def of_settings(config: Config, preprocessing: Any) -> PlannedData:
@@ -100,7 +124,9 @@ def of_settings(config: Config, preprocessing: Any) -> PlannedData:
     else:
         widest = recipe.collate_wide(widths)([example])
     notes += (f"rows are as long as the settings allow: {' + '.join(map(str, widths))} tokens",)
-    return PlannedData(recipe, recipe.collate_fn([example]), widest, config.max_steps, notes)
+    first = recipe.collate_fn([example])
+    known = _is_pretrained(config)
+    return PlannedData(recipe, first, widest, config.max_steps, notes, is_pretrained=known)
 
 
 def _tokenizer(preprocessing: Any) -> tuple[TextTokenizer, tuple[str, ...]]:
