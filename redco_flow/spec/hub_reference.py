@@ -37,6 +37,14 @@ class HubReference(Protocol):
         """Whether the name is a path on this machine; nothing is asked of the hub."""
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The absolute paths of all files that a local model or tokenizer is read from.
+
+        Where the stage's `data_files` has them all, their digests identify the model, and its
+        directory's path is no part of the stage's fingerprint; empty: the path is a part.
+        """
+
+    @property
     def subset(self) -> str | None:
         """The part of a dataset that the stage reads; None: the only one, or a model."""
 

@@ -28,6 +28,7 @@ class IngredientsRecord(TypedDict, total=False):
     data: dict[str, Any]
     settings: dict[str, Any]
     code: dict[str, str]
+    directories: list[list[str]]
 
 
 class PointerRecord(TypedDict):
@@ -301,9 +302,14 @@ def first_difference(old: Ingredients, new: Ingredients) -> Difference | None:
 
 
 def differences(old: Ingredients, new: Ingredients) -> Iterator[Difference]:
-    """Yield every ingredient that differs, in the order of `first_difference`."""
-    old, new = _identifying(old), _identifying(new)
-    others = sorted((set(old) | set(new)) - set(_ORDER))
+    """Yield every ingredient that differs, in the order of `first_difference`.
+
+    Which paths are of directories whose files are in `data` is not listed, nor is such a path that
+    differs where both sides have one there.
+    """
+    both = [path for path in old.get("directories", ()) if path in new.get("directories", ())]
+    old, new = (_identifying({**one, "directories": both}) for one in (old, new))
+    others = sorted((set(old) | set(new)) - {*_ORDER, "directories"})
     for section in (*_ORDER, *others):
         yield from _compare(section, old.get(section, ABSENT), new.get(section, ABSENT))
 

@@ -134,7 +134,11 @@ def test_from_a_file_to_answers_and_again_after_disk_space_was_freed(tmp_path):
     )
     answers = all_at_once(commands, lambda name: ["predict", "last", DAYS[name][2]])
     freed = commands["preferences"]("gc", "--keep-last", "1", "--unreferenced")
-    scored = commands["preferences"]("predict", "last", "pairs.jsonl")
+    score = ["predict", "last", "pairs.jsonl"]
+    scored = commands["preferences"](*score)
+    (tmp_path / "preferences" / "model").rename(tmp_path / "preferences" / "moved")
+    refused = commands["preferences"](*score, code=2)
+    rescored = commands["preferences"](*score, "reference.model.name_or_path=moved")
 
     rows = {name: [json.loads(line) for line in lines] for name, lines in answers.items()}
     first, empty, last = rows["table"]
@@ -147,6 +151,8 @@ def test_from_a_file_to_answers_and_again_after_disk_space_was_freed(tmp_path):
     assert all(isinstance(one["prediction"], str) for one in rows["conversations"])
     assert [type(one["prediction"]) for one in rows["preferences"]] == [str, type(None)]
     assert "deleted" in freed
+    assert "give its new path: `reference.model.name_or_path=DIRECTORY`" in refused
+    assert rescored == scored
     found = json.loads(scored)["prediction"]
     for answer, text in (("chosen", "red"), ("rejected", "no idea")):
         # DPO's reward: beta, 0.1, times what training added to an answer's log-likelihood.

@@ -4,11 +4,12 @@ import json
 import shutil
 
 import pytest
-from orchestrate_runs import DIAMOND, TWO_STAGES
+from orchestrate_runs import DIAMOND, TUNED, TWO_STAGES
 
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.ingredients import Sources, identity_of, stage_ingredients
 from redco_flow.orchestrate.run.plan import Plan, input_ids, upstream_of
+from redco_flow.orchestrate.sweep.process import work_keys
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, differences, fingerprint, publish_result
 
@@ -147,17 +148,31 @@ def test_the_same_data_in_another_folder_is_the_same_data(runs, publish, tmp_pat
     assert plan.stages["preprocess"].action == "reuse"
 
 
-def test_a_model_is_identified_by_its_files_wherever_its_directory_is(runs, tmp_path):
-    def stages(folder):
-        resolved = runs.load(PUBLISHED.format(tmp_path, tmp_path / folder)).stages
-        made = {name: stage_ingredients(one, {}, runs.workspace) for name, one in resolved.items()}
-        return made, {name: fingerprint(one) for name, one in made.items()}
+@pytest.fixture
+def save_model(tmp_path):
+    """Write a model's directory and rows beside it."""
 
-    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "config.json").write_text(json.dumps(GPT2))
-    (tmp_path / "here" / "model.safetensors").write_bytes(b"weights")
-    (tmp_path / "here" / "tokenizer.json").write_text("{}")
+    def save_model(name):
+        (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(GPT2))
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        return tmp_path / name
+
+    return save_model
+
+
+def test_a_model_is_identified_by_its_files_wherever_its_directory_is(runs, save_model, tmp_path):
+    def stages(folder):
+        pipeline = runs.load(PUBLISHED.format(tmp_path, tmp_path / folder))
+        resolved = pipeline.stages.items()
+        made = {name: stage_ingredients(one, {}, runs.workspace) for name, one in resolved}
+        identities = [identity_of(pipeline, runs.workspace, Sources())]
+        identities += work_keys(pipeline, runs.workspace).values()
+        return made, {name: fingerprint(one) for name, one in made.items()} | {"": identities}
+
+    save_model("here")
     recorded, here = stages("here")
     shutil.move(tmp_path / "here", tmp_path / "there")
     _, there = stages("there")
@@ -170,6 +185,49 @@ def test_a_model_is_identified_by_its_files_wherever_its_directory_is(runs, tmp_
     assert found.key == "data.model.safetensors"
     assert changed["preprocess"] == here["preprocess"]  # it reads the tokenizer alone
     assert all(changed[name] != here[name] for name in ("train", "predict"))
+
+
+@pytest.mark.parametrize(
+    ("digested", "is_one"),
+    [
+        ([], False),
+        (["config.json"], False),
+        (["model.safetensors", "config.json"], False),
+        (["config.json", "model.safetensors", "tokenizer.json"], True),
+    ],
+)
+def test_a_model_s_path_counts_until_all_its_files_are_digested(runs, save_model, digested, is_one):
+    """The same model in two places: what is not digested might differ."""
+    given = [f"train.digested={json.dumps(digested)}"]
+    texts = [TUNED.format(save_model(name)) for name in ("one", "two")]
+    found = {runs.plan(text, given).stages["train"].fingerprint for text in texts}
+
+    assert len(found) == (1 if is_one else 2)
+
+
+def test_what_changed_beside_a_model_s_directory_is_told_as_it_is(runs, save_model):
+    [here, there] = map(save_model, ("here", "there"))
+    given = [f"train.digested={json.dumps([path.name for path in here.iterdir()])}"]
+    stages = [runs.load(TUNED.format(one), given).stages["train"] for one in (here, there)]
+    now, moved = (stage_ingredients(one, {}, runs.workspace) for one in stages)
+    of_hub = {**now, "settings": {**now["settings"], "model": {"name_or_path": "gpt2"}}}
+    old, of_hub = ({**one} for one in (now, of_hub))
+    del old["directories"], of_hub["directories"]
+
+    def reason_after(ingredients):
+        result = StageResult(
+            fingerprint(ingredients), "tuned", "train", "orchestrate_kinds.tuned", ingredients, {}
+        )
+        publish_result(runs.workspace, result)
+        return runs.plan(TUNED.format(here), given).stages["train"].reason
+
+    assert not list(differences(moved, now))
+    [difference] = differences(old, moved)
+    assert str(difference) == f"settings.model.name_or_path: {here} → {there}"
+    assert (
+        reason_after(old) == "an earlier version of redco-flow identified its result in another way"
+    )
+    assert reason_after(of_hub).startswith("model.name_or_path: gpt2 → /")
 
 
 def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(runs, tmp_path):

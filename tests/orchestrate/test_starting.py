@@ -1,9 +1,12 @@
-"""What is refused before there is a run."""
+"""What is refused before there is a run, or before one goes on."""
+
+import json
 
 import pytest
-from orchestrate_runs import TWO_STAGES
+from orchestrate_runs import TUNED, TWO_STAGES, wait_for_end
 
 from redco_flow.errors import UsageError
+from redco_flow.orchestrate.run.start import refuse_to_start_over
 from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import acquire
@@ -34,3 +37,24 @@ def test_a_page_that_is_known_after_the_runs_end_leaves_the_next_launchers_state
 
     assert run.read_state()["state"] == "running"
     assert run.read_state()["prefect_url"] is None  # until the second launcher has a page
+
+
+@pytest.mark.slow
+def test_a_training_whose_fingerprint_had_the_path_of_its_model_is_not_started_over(runs, tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    run = runs.start(TUNED.format(tmp_path / "model"), ["train.digested=[config.json]"])
+    wait_for_end(run)
+    path = run.latest_attempt("train").call_path
+    call = json.loads(path.read_text())
+    step = runs.workspace.work_directory(call["fingerprint"]) / "checkpoints" / "3"
+    step.mkdir(parents=True)
+    (step / "commit.json").touch()
+
+    refuse_to_start_over(run)
+    assert call["ingredients"].pop("directories") == [["model", "name_or_path"]]
+    path.write_text(json.dumps(call))
+
+    with pytest.raises(UsageError, match="checkpoint of step 3 is kept"):
+        refuse_to_start_over(run)

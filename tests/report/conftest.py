@@ -87,6 +87,7 @@ class RunBuilder:
         settings=None,
         metadata=None,
         log="worker says hello\n",
+        directories=(),
     ):
         """A stage that ran: outputs is name → directory or file to publish."""
         kind = kind or stage
@@ -97,6 +98,7 @@ class RunBuilder:
             "inputs": inputs,
             "data": data or {},
             "code": {f"redco_flow.stages.{kind}": "4" * 64},
+            **({"directories": directories} if directories else {}),
         }
         digest = fingerprint(ingredients)
         attempt = self.attempt(stage, log=log, records=records, fingerprint_=digest)

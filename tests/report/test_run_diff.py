@@ -82,6 +82,20 @@ def test_what_no_fingerprint_holds_is_told_apart_from_settings(make_builder):
     assert [change.key for change in found.placement] == ["stages.train.num_workers"]
 
 
+def test_a_model_s_directory_whose_files_are_digested_determines_nothing(make_builder):
+    builders = make_builder(), make_builder()
+    for builder, place in zip(builders, ("/here", "/there"), strict=True):
+        section = {"name_or_path": place, "dtype": place[1:]}
+        write_text(builder.run.resolved_path, json.dumps({"model": section}))
+        directories = [["model", "name_or_path"]]
+        builder.complete("train", {}, settings={"model": section}, directories=directories)
+
+    found = diff(*(builder.close() for builder in builders))
+
+    assert [change.key for change in found.settings] == ["model.dtype"]
+    assert [change.key for change in found.placement] == ["model.name_or_path"]
+
+
 def test_other_raw_data_are_told_by_file_with_their_digests(make_builder):
     first, second = make_builder(), make_builder()
     first.complete(

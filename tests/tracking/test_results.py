@@ -1,3 +1,4 @@
+import json
 import os
 from dataclasses import replace
 
@@ -6,6 +7,7 @@ import pytest
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import (
     StageResult,
+    find_damage,
     find_result,
     fingerprint,
     latest_result,
@@ -156,6 +158,17 @@ def test_a_damaged_result_is_no_result(workspace, tmp_path):
 
     assert find_result(workspace, result.fingerprint) is None
     assert latest_result(workspace, "demo", "train") is None
+
+
+def test_directories_of_another_shape_are_a_damaged_record(workspace, tmp_path):
+    result = publish_result(workspace, _result(workspace, tmp_path))
+    path = workspace.results / f"{result.fingerprint}.json"
+    record = json.loads(path.read_text())
+    record["ingredients"]["directories"] = [["model", 1]]
+    path.write_text(json.dumps(record))
+
+    assert find_result(workspace, result.fingerprint) is None
+    assert "directories" in str(find_damage(workspace, result.fingerprint))
 
 
 def test_a_result_with_fields_of_a_later_version_is_read(workspace, tmp_path):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import UsageError
+from redco_flow.local_paths import expanded, is_folder
 from redco_flow.orchestrate.checkpoints.use_record import (
     DATA_KEYS,
     ROWS_MODULE,
@@ -135,6 +136,8 @@ def read_new_files(
     raise_if_any([*overridden.problems, *problems])
     assert data is not None
     reader = _reader(record, data)
+    if reader.compares:
+        _check_reference(record, overridden.document)
     if Path("-") in files:
         rows = (_row_of(line.rstrip("\r\n"), reader) for line in lines)
         spool.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
@@ -237,6 +240,17 @@ def _document(record: UseRecord) -> Document:
 
 
 _NAME_LENGTH = 56
+
+
+def _check_reference(record: UseRecord, document: Document) -> None:
+    """Raise where the directory of the model that the training compared with is gone."""
+    reference = document.values["stages"]["reference"]
+    name = (reference.get("model") or {}).get("name_or_path")
+    if name and name == escape(record.reference_directory) and not is_folder(expanded(name)):
+        raise UsageError(
+            f"{record.source} was trained to compare with the model in {name}, which is gone. If "
+            "it was moved, give its new path: `reference.model.name_or_path=DIRECTORY`."
+        )
 
 
 def _write_images(folder: Path, images: Mapping[str, bytes]) -> None:

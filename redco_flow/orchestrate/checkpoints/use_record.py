@@ -57,6 +57,8 @@ class UseRecord:
         tokenizer: keys of the preprocess stage that name the tokenizer.
         sections: more sections of the pipeline.
         reference: a stage with the scores that the training compared with, where they are known.
+        reference_directory: the path of that stage's model then, where it was no artifact and none
+            of the hub's.
         notes: what may surprise.
     """
 
@@ -71,6 +73,7 @@ class UseRecord:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, Any] = field(default_factory=dict)
     reference: Mapping[str, Any] | None = None
+    reference_directory: str = ""
     notes: Sequence[str] = ()
 
     @property
@@ -111,6 +114,7 @@ def _trained_record(workspace: Workspace, checkpoint: Artifact) -> UseRecord:
             "what is known of it."
         )
     model = read_json(checkpoint.path / "recipe.json")["model"]
+    reference, reference_directory = _reference(workspace, trained)
     return UseRecord(
         pipeline=trained.pipeline,
         source=f"checkpoint {checkpoint.short_id}",
@@ -121,24 +125,29 @@ def _trained_record(workspace: Workspace, checkpoint: Artifact) -> UseRecord:
         classes=(model.get("settings") or {}).get("classes") or (),
         answer_length=_answer_length(dataset.metadata["splits"]),
         dataset=dataset.path,
-        reference=_reference(workspace, trained),
+        reference=reference,
+        reference_directory=reference_directory,
     )
 
 
-def _reference(workspace: Workspace, trained: StageResult) -> dict[str, Any] | None:
-    """Return a stage that scores new rows as those of the training were; None without any."""
+def _reference(workspace: Workspace, trained: StageResult) -> tuple[dict[str, Any] | None, str]:
+    """Return a stage that scores new rows as those of the training were; None without any.
+
+    And the path of its model's directory, if it has one.
+    """
     ids = trained.ingredients["inputs"].get("reference_scores", [])
     scores = ArtifactStore(workspace).find(ids[0]) if ids else None
     made = _producer(workspace, scores) if scores else None
     if made is None:
-        return None
+        return None, ""
+    stage = {"kind": "reference_scores", "dataset": "preprocess"}
     [checkpoint] = made.ingredients["inputs"].get("checkpoint") or [""]
-    model = (
-        {"checkpoint": checkpoint}
-        if checkpoint
-        else {"model": made.ingredients["settings"]["model"]}
-    )
-    return {"kind": "reference_scores", "dataset": "preprocess", **model}
+    if checkpoint:
+        return {**stage, "checkpoint": checkpoint}, ""
+    model = made.ingredients["settings"]["model"]
+    name = model.get("name_or_path") or ""
+    is_of_hub = f"hub:models/{name}" in made.ingredients["data"]
+    return {**stage, "model": model}, "" if is_of_hub else name
 
 
 def _for_prompts(record: UseRecord, row: Mapping[str, Any]) -> UseRecord:

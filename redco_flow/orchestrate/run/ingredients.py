@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.hub import is_commit
 from redco_flow.launch.redaction import redact_text
-from redco_flow.local_paths import expanded
 from redco_flow.records import digest_json, read_json_if_present
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
@@ -36,9 +35,11 @@ from redco_flow.tracking.file_digests import (
     digest_named_files,
     digests_of_named_files,
 )
+from redco_flow.tracking.results import fingerprint
 from redco_flow.tracking.workspace import Workspace
 
 _Answer = TypeVar("_Answer")
+_Keys = list[list[str]]  # of settings
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Sources:
     """Code and raw data as they are now, each looked at once: for what is planned in one go."""
 
     _code: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict)
-    _data: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    _data: dict[tuple[str, str], tuple[dict[str, Any], _Keys]] = field(default_factory=dict)
 
     def code(self, kind: StageKind, stage: ResolvedStage) -> dict[str, str]:
         """The digests of a stage's source files, and of the modules that its code imports."""
@@ -56,11 +57,12 @@ class Sources:
         return {**self._code[modules], **source_digests(_ask(stage, kind.code_files))}
 
     def data(self, kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[str, Any]:
-        """The digests of a stage's data files, and the identity of data that is no file."""
+        """The ingredients `data` and, where there are any, `directories`."""
         key = (stage.kind, stage.config.model_dump_json())
         if key not in self._data:
             self._data[key] = _data(kind, stage, workspace)
-        return dict(self._data[key])
+        data, directories = self._data[key]
+        return {"data": dict(data), **({"directories": directories} if directories else {})}
 
 
 def stage_ingredients(
@@ -84,14 +86,12 @@ def stage_ingredients(
     """
     kind = find_stage_kind(stage.kind)
     sources = sources or Sources()
-    directories = list(_digested_directories(kind, stage))
     return {
         "kind": stage.kind,
         "settings": dict(stage.settings),
         "inputs": {slot: list(ids) for slot, ids in input_ids.items()},
-        "data": sources.data(kind, stage, workspace),
         "code": sources.code(kind, stage),
-        **({"directories": directories} if directories else {}),
+        **sources.data(kind, stage, workspace),
     }
 
 
@@ -105,13 +105,15 @@ def identity_of(pipeline: ResolvedPipeline, workspace: Workspace, sources: Sourc
     """
     stages = pipeline.stages.items()
     return digest_json(
-        {name: stage_ingredients(one, {}, workspace, sources) for name, one in stages}
+        {name: fingerprint(stage_ingredients(one, {}, workspace, sources)) for name, one in stages}
     )
 
 
-def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[str, Any]:
+def _data(
+    kind: StageKind, stage: ResolvedStage, workspace: Workspace
+) -> tuple[dict[str, Any], _Keys]:
     """Digests of data files by file name, of the files that their rows name, one for each data
-    file, and the identity of data that is no file.
+    file, and the identity of data that is no file; and the settings of `digested_directories`.
 
     A folder's name is no part of it: the same file elsewhere is the same data.
     """
@@ -122,16 +124,24 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
     for path, files in _ask(stage, kind.named_files, workspace).items():
         found = digests_of_named_files(workspace, path, files)
         named[f"{NAMED_BY} {names[paths.index(path)]}"] = digest_named_files(files, found)
-    identities = hub_identities(_ask(stage, kind.hub_references))
-    return {**named, **_ask(stage, kind.data_identity), **identities}
+    references = list(_ask(stage, kind.hub_references))
+    data = {**named, **_ask(stage, kind.data_identity), **hub_identities(references)}
+    return data, digested_directories(references, paths)
 
 
-def _digested_directories(kind: StageKind, stage: ResolvedStage) -> Iterator[list[str]]:
-    """Yield the settings that hold a model's directory of which the stage's data has the files."""
-    for one in _ask(stage, kind.hub_references):
-        folder = expanded(one.name).absolute()
-        if one.is_local and any(folder in path.parents for path in _ask(stage, kind.data_files)):
-            yield [*one.section, one.key]
+def digested_directories(references: Iterable[HubReference], data_files: Iterable[Path]) -> _Keys:
+    """Return the keys of the settings that hold the path of a model's directory and no more.
+
+    All files that the model is read from are among the stage's data files, so that their digests
+    identify it wherever it is.
+    """
+    digested = {path.absolute() for path in data_files}
+    return [
+        [*one.section, one.key]
+        for one in references
+        # A stage kind's own class may be without `files`.
+        if one.is_local and (files := getattr(one, "files", ())) and digested.issuperset(files)
+    ]
 
 
 def hub_identities(references: Iterable[HubReference]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def reason_to_run(
         return "first run"
     found = list(differences(last.ingredients, ingredients))
     if not found:
-        return "first run"
+        # Fingerprints once had the path of a model's directory, whose files are digested.
+        return "an earlier version of redco-flow identified its result in another way"
     # The first one explains the rest, except for what moved on the hub: that was not changed here.
     told = [found[0], *(one for one in found[1:] if _is_move(one))]
     return "; ".join(describe(one, stage, resolved.origins) for one in told)

@@ -22,13 +22,14 @@ from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.calls import job_resources
-from redco_flow.orchestrate.run.ingredients import CodeState
+from redco_flow.orchestrate.run.ingredients import CodeState, digested_directories
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.sharing import offer, shared_name
 from redco_flow.orchestrate.run.state import LaunchRecord, note_takeover
 from redco_flow.records import open_no_link, write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
+from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
@@ -377,8 +378,9 @@ def refuse_to_start_over(run: RunDirectory) -> None:
             continue
         call = read_call(attempt.call_path)
         steps = _committed_steps(call)
+        is_other = steps and (changed_modules(call.ingredients["code"]) or _has_path(call))
         # A job that lives is followed; its executor is asked last, for that can take its time.
-        if steps and changed_modules(call.ingredients["code"]) and _has_ended(attempt):
+        if is_other and _has_ended(attempt):
             raise UsageError(
                 f"run {run.id} was started with {_version(run)}; this is {__version__}, whose code "
                 f"would train stage '{stage}' from its beginning. Nothing was changed: its "
@@ -386,6 +388,17 @@ def refuse_to_start_over(run: RunDirectory) -> None:
                 f"that wrote it and `redco-flow resume {run.id}`; to start over with this one: "
                 f"`{shlex.join(['redco-flow', *run.record['argv'][1:]])}`."
             )
+
+
+def _has_path(call: Call) -> bool:
+    """Whether its fingerprint has the path of a model's directory that now has none."""
+    kind = find_stage_kind(call.kind)
+    try:
+        config = kind.config_type.from_json(call.config)
+        now = digested_directories(kind.hub_references(config), kind.data_files(config))
+    except (ValueError, OSError):
+        return False  # a fault of the data, with which the stage does not begin
+    return any(one not in call.ingredients.get("directories", ()) for one in now)
 
 
 def _has_ended(attempt: AttemptDirectory) -> bool:

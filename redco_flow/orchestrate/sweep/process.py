@@ -41,6 +41,7 @@ from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.locks import acquire, find_holder
 from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.results import fingerprint
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, current_attempt
 from redco_flow.tracking.workspace import Workspace
@@ -219,7 +220,7 @@ def work_keys(
             slot: [[one.artifact or keys[one.stage], one.output] for one in references]
             for slot, references in stage.inputs.items()
         }
-        ingredients = stage_ingredients(stage, {}, workspace, sources)
+        ingredients = fingerprint(stage_ingredients(stage, {}, workspace, sources))
         keys[name] = digest_json({"ingredients": ingredients, "inputs": taken})
     return keys
 

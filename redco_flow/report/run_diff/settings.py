@@ -139,7 +139,8 @@ class _Ingredients:
         """Collect the keys of both runs' results."""
         keys: set[str] = set()
         for result in results:
-            keys.update(flatten(result.ingredients.get("settings", {})))
+            moved = map(".".join, result.ingredients.get("directories", ()))
+            keys.update(flatten(result.ingredients.get("settings", {})).keys() - set(moved))
             keys.update(("kind", *result.ingredients.get("inputs", {})))
         around = frozenset(one for key in keys for one in _and_around(key)[1:])
         return cls(frozenset(keys), around)

@@ -36,7 +36,12 @@ def tokenizer_source(model: ModelSection, data: DataSection) -> str | None:
 def tokenizer_files(model: ModelSection, data: DataSection) -> list[Path]:
     """Return all files that a tokenizer in a local directory is loaded from; none for the hub's."""
     source = tokenizer_source(model, data)
-    return [] if source is None else _files_in(source, TOKENIZER_PATTERNS)
+    return [] if source is None else files_of_tokenizer(source)
+
+
+def files_of_tokenizer(name_or_path: str) -> list[Path]:
+    """Return all files that the tokenizer in a local directory is loaded from."""
+    return _files_in(name_or_path, TOKENIZER_PATTERNS)
 
 
 def template_files(data: DataSection) -> list[Path]:

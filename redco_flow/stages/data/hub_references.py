@@ -22,6 +22,7 @@ from redco_flow.models.hub.model_files import (
 from redco_flow.recipes.find import family_problem, find_own_recipe, find_recipe_if_any
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.stages.artifacts.tokenizer import files_of_tokenizer, model_files, tokenizer_files
 from redco_flow.stages.data.source import hub_dataset
 from redco_flow.stages.data.splits import unread_splits
 from redco_flow.text.tokenizer_files import is_of_tokenizer
@@ -41,6 +42,7 @@ class HubReference:
         reads_tokenizer: the stage loads its tokenizer.
         recipe: whose model it is, where config.json is to say its family; else empty.
         data: the section that names a dataset.
+        files: all that a local model or tokenizer is read from.
     """
 
     section: tuple[str, ...]
@@ -53,6 +55,7 @@ class HubReference:
     reads_tokenizer: bool = False
     recipe: str = ""
     data: DataSection | None = None
+    files: tuple[Path, ...] = ()
 
     @property
     def subset(self) -> str | None:
@@ -127,28 +130,37 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
         model = getattr(config, section, None)
         if not isinstance(model, ModelSection) or model.name_or_path is None:
             continue
+        is_local = _is_local(model.name_or_path)
+        files: list[Path] = []
+        if is_local and model.reads_weights:
+            files = model_files(model)
+        elif is_local and isinstance(data, DataSection) and own_tokenizer is None:
+            files = tokenizer_files(model, data)
         yield HubReference(
             (section,),
             "name_or_path",
             "model",
             model.name_or_path,
             model.revision,
-            is_local=_is_local(model.name_or_path),
+            is_local=is_local,
             reads_weights=model.reads_weights and not model.from_scratch,
             reads_tokenizer=not model.reads_weights
             and own_tokenizer is None
             and _has_tokenizer(recipe),
             recipe=recipe if model.reads_weights and model.family is None else "",
+            files=tuple(files),
         )
     if own_tokenizer is not None and (name := own_tokenizer.name_or_path) is not None:
+        is_local = _is_local(name)
         yield HubReference(
             ("data", "tokenizer"),
             "name_or_path",
             "model",
             name,
             own_tokenizer.revision,
-            is_local=_is_local(name),
+            is_local=is_local,
             reads_tokenizer=True,
+            files=tuple(files_of_tokenizer(name)) if is_local else (),
         )
     if isinstance(data, DataSection) and (dataset := hub_dataset(data)) is not None:
         yield HubReference(("data",), "dataset", "dataset", dataset, data.revision, data=data)

@@ -28,6 +28,12 @@ stages:
   preprocess: {kind: orchestrate_kinds.numbers}
   train: {kind: orchestrate_kinds.total}
 """
+TUNED = """\
+name: tuned
+model: {{name_or_path: {0}}}
+stages:
+  train: {{kind: orchestrate_kinds.tuned, rows: {0}/../rows.jsonl}}
+"""
 DIAMOND = """
 name: diamond
 stages:
