@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,10 @@ _OF_TESTS = ("REDCO_FLOW_TEST_", "REDCO_FLOW_FORBID_SKIPS")
 for _name in [name for name in os.environ if name.startswith("REDCO_FLOW_")]:
     if not _name.startswith(_OF_TESTS):
         del os.environ[_name]
+
+# What a shell runs in the background ignores Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `make test-gpu` asks for a GPU, too, of which each test's process takes what it needs.
 os.environ["JAX_PLATFORMS"] = os.environ.get("REDCO_FLOW_TEST_PLATFORMS", "cpu")

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -191,10 +190,8 @@ def test_a_token_in_a_setting_is_refused_and_not_repeated(command):
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(command):
     gate = command.folder / "gate"
-    # The process that started the tests may ignore this signal.
-    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     words = ("run", "sums.yaml", f"total.gate={gate}")
-    process = command.start(*words, start_new_session=True, preexec_fn=heeding)
+    process = command.start(*words, start_new_session=True)
     workspace = command.folder / "redco-workspace"
     wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 

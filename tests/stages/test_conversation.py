@@ -291,17 +291,12 @@ def test_a_port_that_is_taken_and_an_address_without_a_token_are_refused(trained
 
 @pytest.mark.slow
 def test_ctrl_c_ends_both_processes(words):
-    # What a shell runs in the background ignores Ctrl-C, and so would all that it starts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "redco_flow.cli.main", *words, "--message", QUESTION],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "redco_flow.cli.main", *words, "--message", QUESTION],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 400
     found = ""
