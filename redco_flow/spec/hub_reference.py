@@ -41,7 +41,7 @@ class HubReference(Protocol):
         """The absolute paths of all files that a local model or tokenizer is read from.
 
         Where the stage's `data_files` has them all, their digests identify the model, and its
-        directory's path is no part of the stage's fingerprint; empty: the path is a part.
+        directory's path is not part of the stage's fingerprint; empty: the path is a part.
         """
 
     @property

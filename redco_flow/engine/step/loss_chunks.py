@@ -94,7 +94,7 @@ class TokenSplit:
         """Lay (B, T, …) out so that shards that share have each other's rows too."""
         if self.num_sharing == 1:
             return x
-        # The first is for the gradient, which each shard wants of its own rows alone.
+        # The first is for the gradient, which each shard needs for its rows alone.
         return self._placed(self.placed(x), self._shared_axes)
 
     def placed_sum(self, x: jax.Array, dims: Sequence[Any]) -> jax.Array:

@@ -49,7 +49,7 @@ def unpack(directory: Path, digest: str) -> dict[str, Any]:
     temporary = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=directory / "code"))
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as file:
-            # Python below 3.11.4 has no filters of its own.
+            # Python below 3.11.4 has no extraction filters.
             file.extraction_filter = getattr(tarfile, "data_filter", None)
             file.extractall(temporary, filter(_is_within, file))  # noqa: S202
         changed = changed_files(temporary, digest)

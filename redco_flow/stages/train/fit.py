@@ -1,4 +1,4 @@
-"""Answer `plan --fit` for one training, in a process of its own; JAX is imported in here.
+"""Answer `plan --fit` for one training, in a separate process, which imports JAX.
 
 `python -m redco_flow.stages.train.fit` reads a `Request` as JSON from standard input and writes
 lines of JSON: any number of {"progress": …}, then {"fit": …}, as `fitting.fit` returns it, or
