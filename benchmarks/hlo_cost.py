@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from redco_flow.engine.step import program_flops
 from redco_flow.engine.step.program_flops import Instruction
-from tests.engine.traffic import SELDOM, loop_turns, parse_module
+from redco_flow.engine.step.seldom import turns_seldom
+from tests.engine.traffic import loop_turns, parse_module
 
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\dm\d\w*)?)\[([\d,]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
@@ -134,7 +135,7 @@ class Program:
 
     def _turns(self, loop: Instruction) -> int | None:
         """Return how often a loop turns: as the compiler says, or as scans count, from 0."""
-        if SELDOM.search(loop.text):
+        if turns_seldom(loop.text):
             return 0
         if turns := _TRIPS.search(loop.text):
             return int(turns[1])

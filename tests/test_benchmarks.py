@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from redco_flow.engine.step.chunked_loss import SELDOM
+from redco_flow.engine.step.seldom import SELDOM
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLUGIN = f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}"

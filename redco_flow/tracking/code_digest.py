@@ -421,7 +421,7 @@ class _Closure:
         return self.files[module]
 
     def _may_be_there(self, location: Path, module: str) -> bool:
-        """Whether the folder has such an entry: most imported names are no modules."""
+        """Whether the folder has such an entry: most imported names are not modules."""
         _, *words = module.split(".")
         if not words:
             return True

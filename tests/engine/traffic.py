@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from redco_flow.engine.step.seldom import turns_seldom
+
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\dm\d\w*)?)\[([\d,]*)\]")
@@ -29,8 +31,6 @@ _RESULTS = re.compile(r"^\s+ROOT .* tuple\(([^)]*)\)")
 _ADDED = re.compile(r"^\s+%([\w.\-]+) = [su]32\[\]\S* add\(%([\w.\-]+), %([\w.\-]+)\)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-# `engine.step.chunked_loss.SELDOM`: what runs only where labels count differently.
-SELDOM = re.compile(r'op_name="[^"]*\bwhere_labels_count_differently\)*/while"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _LISTED_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
@@ -150,7 +150,7 @@ def _read_instruction(computation: _Computation, shape: str, operation: str, res
         computation.collectives.append(Collective(kind, num_bytes, group, 1))
         computation.channels += _CHANNEL.findall(rest)[:1] or [""]
         return
-    if SELDOM.search(rest):
+    if turns_seldom(rest):
         return
     called, turns = _CALLED.findall(rest), _TRIPS.search(rest)
     if operation == "while" and not turns:

@@ -32,6 +32,7 @@ from redco_flow.engine.sharding.mesh import (
 )
 from redco_flow.engine.step.loss import IGNORED_LABEL, PerExample, cross_entropy, label_losses
 from redco_flow.engine.step.loss_chunks import HeadSplit, TokenSplit
+from redco_flow.engine.step.seldom import SELDOM
 
 NumChunks = int | Literal["auto"]
 # (a tree of the head's arrays, hidden states (…, D)) -> logits (…, V)
@@ -44,8 +45,6 @@ Score = Callable[[Any, jax.Array], jax.Array]
 # most (v6e). CPUs do some ten operations in the time of a byte.
 _MAX_CHUNK_BYTES = {"gpu": 2**31, "cuda": 2**31, "tpu": 2**29}
 _MAX_CHUNK_BYTES_ELSEWHERE = 2**28
-# The name, in a program's text, of what runs only where labels count differently.
-SELDOM = "where_labels_count_differently"
 
 
 def chunked_cross_entropy(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from redco_flow.engine.step.chunked_loss import SELDOM
+from redco_flow.engine.step.seldom import turns_seldom
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -106,7 +106,7 @@ def _runs(
 def _called(one: Instruction) -> Iterator[tuple[str, int | None]]:
     if one.operation == "while" and (body := _WHILE.search(one.text)):
         turns = _TRIPS.search(one.text)
-        if SELDOM not in one.text:  # the usual run's count
+        if not turns_seldom(one.text):  # the usual run's count
             yield body[1], int(turns[1]) if turns else None
     elif one.operation in ("call", "fusion", "async-start"):
         yield from ((name, 1) for name in _CALLED.findall(one.text))

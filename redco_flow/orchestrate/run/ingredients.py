@@ -113,7 +113,7 @@ def _data(
     kind: StageKind, stage: ResolvedStage, workspace: Workspace
 ) -> tuple[dict[str, Any], _Keys]:
     """Digests of data files by file name, of the files that their rows name, one for each data
-    file, and the identity of data that is no file; and the settings of `digested_directories`.
+    file, and the identity of data that is not in files; and the settings of `digested_directories`.
 
     A folder's name is no part of it: the same file elsewhere is the same data.
     """

@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,10 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
     elif request.preprocessing is not None:
         kind, values = request.preprocessing
         preprocessing = find_stage_kind(kind).config_type.from_json(values)
-        data = planned_data.of_settings(config, preprocessing)
+        data = planned_data.of_settings(config, preprocessing, request.inputs)
     else:
         raise planned_data.CannotPlan("no stage makes the dataset")
-    if "start_from" in request.inputs:
-        data = replace(data, is_pretrained=True)
-    given = (request.stage, config, data, target, progress)
-    return fitting.fit(*given, request.share_of_gpu)
+    return fitting.fit(request.stage, config, data, target, progress, request.share_of_gpu)
 
 
 def _limit() -> None:

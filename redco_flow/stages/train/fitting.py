@@ -225,7 +225,7 @@ def _changes(compiler: _Compiler, step: _Step) -> Iterator[Changes]:
 
 
 def _rows_that_fit(step: _Step) -> int | None:
-    """Estimate how many rows at once fit; None where fewer are no help or not possible."""
+    """Estimate how many rows at once fit; None where fewer do not help or are not possible."""
     fixed = _bytes_per_device(step.plan.state) + 2 * step.gradient_bytes
     room = _ROOM * step.limit_bytes - fixed
     each = max(step.used_bytes - fixed, 1) / step.rows

@@ -75,7 +75,8 @@ def of_dataset(path: Path, config: Config, inputs: Collection[str] = ()) -> Plan
     data = read_training_data(dataset, recipe, config, validation_examples(dataset, config))
     num_steps = config.max_steps or config.num_epochs * data.steps_per_epoch(config)
     batches = (data.first_batch(recipe), data.widest_batch())
-    return PlannedData(recipe, *batches, num_steps, is_pretrained=_is_pretrained(config))
+    known = _is_pretrained(config, inputs)
+    return PlannedData(recipe, *batches, num_steps, is_pretrained=known)
 
 
 def _scores_of(dataset: DatasetArtifact) -> dict[str, Added]:
@@ -87,15 +88,17 @@ def _scores_of(dataset: DatasetArtifact) -> dict[str, Added]:
     }
 
 
-def _is_pretrained(config: Config) -> bool:
-    return config.model.name_or_path is not None and not config.model.from_scratch
+def _is_pretrained(config: Config, inputs: Collection[str]) -> bool:
+    is_published = config.model.name_or_path is not None and not config.model.from_scratch
+    return is_published or "start_from" in inputs
 
 
-def of_settings(config: Config, preprocessing: Any) -> PlannedData:
+def of_settings(config: Config, preprocessing: Any, inputs: Collection[str] = ()) -> PlannedData:
     """Take the settings' maxima of a dataset that is still to be made.
 
     Args:
         preprocessing: the Config of the stage that makes it.
+        inputs: names of the training's inputs.
 
     Raises:
         CannotPlan: the settings are not enough.
@@ -125,7 +128,7 @@ def of_settings(config: Config, preprocessing: Any) -> PlannedData:
         widest = recipe.collate_wide(widths)([example])
     notes += (f"rows are as long as the settings allow: {' + '.join(map(str, widths))} tokens",)
     first = recipe.collate_fn([example])
-    known = _is_pretrained(config)
+    known = _is_pretrained(config, inputs)
     return PlannedData(recipe, first, widest, config.max_steps, notes, is_pretrained=known)
 
 

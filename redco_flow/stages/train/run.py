@@ -241,7 +241,7 @@ def model_with_settings(config: Config, classes: Sequence[Class] | None) -> dict
 
 
 def validation_examples(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
-    """Return the examples to evaluate on, texts included; None where there is no such split.
+    """Return the examples to evaluate on, texts included; None without such a split.
 
     Raises:
         CannotTrain: a setting needs some.
