@@ -22,6 +22,10 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
+# For scripts: the newest Python of this version that is found, else python3.
+which-python-%:
+	@echo $(or $(call find-python,$*),python3)
+
 .PHONY: quickstart slurm-demo test test-changed test-all test-engine test-launcher test-stages test-gpu test-quick test-pythons lint format docs reference bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
@@ -74,11 +78,11 @@ test-quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" $(QUICK_TESTS)
 	$(PYTEST) tests/test_installed.py
 
-# The same with the newest JAX, on each of these Pythons that is found.
-test-pythons: test-python-3.12 test-python-3.13
+# The same on each of these Pythons that is found: 3.11 has an older JAX, the newest for it.
+test-pythons: test-python-3.11 test-python-3.13
 test-python-%:
 	$(if $(call find-python,$*),$(MAKE) --no-print-directory test-quick PYTHON=$(call find-python,$*) \
-	    VENV=build/python$* CONSTRAINTS=constraints-newest.txt,@echo "-- Python $*: not found: skipped")
+	    VENV=build/python$*,@echo "-- Python $*: not found: skipped")
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)
@@ -125,13 +129,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
-# Choose the newest versions that the bounds allow; a change to commit and test on its own. JAX has newer
-# ones for Python 3.12 than for 3.11.
+# Choose the newest versions that the bounds allow; a change to commit and test on its own.
 constraints:
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --no-header --no-annotate \
-	    --no-emit-index-url --quiet --upgrade --output-file constraints-newest.txt
-	uv pip compile pyproject.toml --extra dev --extra docs --extra release --python-version 3.11 \
-	    --no-header --no-annotate --no-emit-index-url --quiet --upgrade --output-file constraints.txt
+	uv pip compile pyproject.toml $(foreach extra,dev docs release reference wandb harness plan-gpu plan-tpu,--extra $(extra)) \
+	    --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --quiet --upgrade \
+	    --output-file constraints.txt
 	grep -v '^protobuf==' constraints.txt > .constraints-without-protobuf.txt
 	uv pip compile pyproject.toml --extra dev --extra xmanager --python-version 3.11 --no-header \
 	    --no-annotate --no-emit-index-url --quiet --constraint .constraints-without-protobuf.txt \
