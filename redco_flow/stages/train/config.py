@@ -45,7 +45,6 @@ from redco_flow.stages.train.continued_settings import (
     continuation_problems,
     optimizer_state_settings,
 )
-from redco_flow.stages.train.lora_targets import targets_problem
 from redco_flow.stages.train.positions import length_problems
 from redco_flow.stages.train.sections import (
     Batching,
@@ -56,6 +55,7 @@ from redco_flow.stages.train.sections import (
     ProfileConfig,
     ScheduleConfig,
     checked_regex,
+    targets_problem,
 )
 from redco_flow.tracking.mlflow_views import tag_outputs
 
