@@ -88,8 +88,13 @@ def model_request(options: argparse.Namespace) -> dict[str, Any]:
 def _chat(options: argparse.Namespace) -> int:
     import tempfile
 
-    from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
-    from redco_flow.orchestrate.checkpoints.find_model import conversing, find_model, name_of
+    from redco_flow.orchestrate.checkpoints.chat import (
+        Chat,
+        ProcessDied,
+        conversing,
+        find_model,
+        name_of,
+    )
 
     request = _request(options)
     workspace = Workspace(workspace_path(options).absolute())

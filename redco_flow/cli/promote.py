@@ -67,8 +67,8 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 def _promote(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.export import find_checkpoint
+    from redco_flow.tracking.promotion.judgement import Condition, Rule
     from redco_flow.tracking.promotion.move_alias import PromotionRequest, model_of, promote
-    from redco_flow.tracking.promotion.rule import Condition, Rule
 
     conditions = tuple(map(Condition.parse, options.conditions))
     rule = Rule(conditions, options.min_gain, options.confidence)

@@ -44,9 +44,14 @@ def register(verbs: Verbs) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
+    from redco_flow.orchestrate.checkpoints.chat import (
+        Chat,
+        ProcessDied,
+        conversing,
+        find_model,
+        name_of,
+    )
     from redco_flow.orchestrate.checkpoints.completions import Completions
-    from redco_flow.orchestrate.checkpoints.find_model import conversing, find_model, name_of
 
     model = find_model(Workspace(workspace_path(options).absolute()), options.checkpoint)
     request = {**model_request(options), **conversing(model), "needs_template": False}

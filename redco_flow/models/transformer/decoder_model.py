@@ -1,6 +1,5 @@
 """Decoder-only families: logits of padded or packed rows, prompts, caches and decoding steps.
 
-The parameters and what they compute are in `decoder_module.py`.
 Dims in this file: L layers, B batch, T sequence or new tokens, S prompt, V vocabulary, E experts,
 N beams.
 """

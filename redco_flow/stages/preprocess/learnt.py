@@ -10,7 +10,7 @@ from typing import Any
 from redco_flow.recipes.chat.config import LEARNT
 from redco_flow.stages.artifacts.dataset import DatasetSummary
 from redco_flow.text.tokenizer import TextTokenizer
-from redco_flow.tracking.learnt_counts import learnt_notes, learnt_warnings
+from redco_flow.tracking.row_counts import learnt_notes, learnt_warnings
 
 __all__ = ["LEARNT", "learnt_pieces", "tell_learnt"]
 

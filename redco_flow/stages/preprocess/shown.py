@@ -23,7 +23,7 @@ from redco_flow.stages.preprocess.texts import encode_call
 from redco_flow.stages.preprocess.tokenizer import fetch_tokenizer
 from redco_flow.text.conversations import BadConversation
 from redco_flow.text.tokenizer import TextTokenizer
-from redco_flow.tracking.learnt_counts import learnt_notes
+from redco_flow.tracking.row_counts import learnt_notes
 
 _NUM_LOOKED_AT = 200
 

@@ -11,7 +11,7 @@ from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.tracking.aliases import AliasName
-from redco_flow.tracking.promotion.rule import Condition, Rule
+from redco_flow.tracking.promotion.judgement import Condition, Rule
 
 INPUTS = {
     "checkpoint": InputSlot(kind="checkpoint", default_selector="last"),

@@ -57,7 +57,7 @@ from redco_flow.stages.train.sections import (
     checked_regex,
     targets_problem,
 )
-from redco_flow.tracking.mlflow_views import tag_outputs
+from redco_flow.tracking.mlflow_server import tag_outputs
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 # Scores of the validation loss; all others are of generated texts.

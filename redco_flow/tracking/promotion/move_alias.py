@@ -20,10 +20,9 @@ from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.deletions import refuse_deleted
 from redco_flow.tracking.evaluations import evaluations_of, scores_of
 from redco_flow.tracking.locks import exclusive
-from redco_flow.tracking.mlflow_views import mirror_alias
+from redco_flow.tracking.mlflow_server import mirror_alias
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.promotion.judgement import PromotionCandidate, refuse_damage
-from redco_flow.tracking.promotion.rule import Rule
+from redco_flow.tracking.promotion.judgement import PromotionCandidate, Rule, refuse_damage
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.workspace import Workspace, user_name
 
