@@ -34,7 +34,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _drill(options: argparse.Namespace) -> int:
-    from redco_flow.launch.faults import FAULTS
+    from redco_flow.launch.processes import FAULTS
     from redco_flow.orchestrate.checks.drill import drill
     from redco_flow.spec.profile import load_own_profile
 

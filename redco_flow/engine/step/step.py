@@ -17,8 +17,13 @@ import optax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from redco_flow.engine.sharding.axes import equations, equations_inside, names_axis, takes_axis
-from redco_flow.engine.sharding.mesh import DATA_AXIS
+from redco_flow.engine.sharding.mesh import (
+    DATA_AXIS,
+    equations,
+    equations_inside,
+    names_axis,
+    takes_axis,
+)
 from redco_flow.engine.step.loss import LossFn, per_example_loss
 from redco_flow.engine.step.trainable import merge, select
 

@@ -22,8 +22,7 @@ from redco_flow.launch.executor import (
 from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.job import read_log_end
 from redco_flow.launch.xmanager.config import INSTALL, Config, require_xmanager, xmanager_versions
-from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, XManagerJob
-from redco_flow.launch.xmanager.work_unit import WorkUnit, render
+from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, WorkUnit, XManagerJob, render
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.attention.balanced_order import SequenceOrder, balanced_where_possible
 from redco_flow.models.attention.bias import Biases, default_positions, row_biases
 from redco_flow.models.attention.cache import (
     StepLayer,
@@ -24,6 +23,7 @@ from redco_flow.models.attention.cache import (
     with_writers,
     written,
 )
+from redco_flow.models.attention.context import SequenceOrder, balanced_where_possible
 from redco_flow.models.attention.rotary import Rotation, rotations
 from redco_flow.models.config import ENDLESS_WINDOW, DecoderConfig
 from redco_flow.models.families.family_config import FamilyConfig

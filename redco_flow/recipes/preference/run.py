@@ -20,9 +20,16 @@ from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import Measured
 from redco_flow.recipes.language_modeling.run import Rows, build_decoder_only
 from redco_flow.recipes.parts.model import ChosenModel, choose_model, with_changes
-from redco_flow.recipes.parts.outputs import as_json, rows_of
 from redco_flow.recipes.preference.config import Loss, Settings, needs_reference
-from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe, TokenLengths
+from redco_flow.recipes.recipe import (
+    Batch,
+    Collate,
+    Example,
+    Recipe,
+    TokenLengths,
+    as_json,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths

@@ -22,7 +22,7 @@ from redco_flow.spec.names import import_named
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.data.csv_rows import Dialect
 from redco_flow.stages.data.hub_rows import hub_image_folders, hub_splits
-from redco_flow.stages.data.image_folder import (
+from redco_flow.stages.data.image_files import (
     ENDINGS,
     ImageFile,
     class_names,

@@ -25,8 +25,7 @@ from redco_flow.recipes.recipe import CLASSES, NUMBERS
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.data.csv_rows import Dialect
-from redco_flow.stages.data.image_files import IMAGE_KEYS, BadImage, read_image_file
-from redco_flow.stages.data.image_folder import ENDINGS
+from redco_flow.stages.data.image_files import ENDINGS, IMAGE_KEYS, BadImage, read_image_file
 from redco_flow.stages.data.row_files import DIALECTS, ending_of, read_file
 from redco_flow.stages.data.row_values import AS_TEXT, file_of_image
 from redco_flow.stages.data.rows import BadRow, delimiter_hint, problem_of_field, problem_of_text
