@@ -1,4 +1,4 @@
-"""`plan --fit`: whether trainings fit their devices, and settings with which they do."""
+"""Looks of `plan` into a stage: `--fit`, whether trainings fit their devices; `--show-examples`."""
 
 from __future__ import annotations
 
