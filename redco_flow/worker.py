@@ -35,7 +35,7 @@ from redco_flow.launch.worker_process import (
     report_error,
 )
 from redco_flow.records import SECONDS_TO_SEE_RECORDS, refuse_link, write_json
-from redco_flow.runtime import shards
+from redco_flow.runtime import process_group
 from redco_flow.runtime.context import (
     InputArtifact,
     Shard,
@@ -167,8 +167,8 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
         run_shard = importlib.import_module(kind.run_module).run_shard
         join = run_shard(context, config, Shard(call.shard, call.num_shards))
         context.check_inputs()
-        lock = _take_lock(context, shards.LOCK)
-        if shards.note_computed(context.work_dir, call.shard, call.num_shards):
+        lock = _take_lock(context, process_group.LOCK)
+        if process_group.note_computed(context.work_dir, call.shard, call.num_shards):
             result = claim_result(workspace, call.fingerprint)
             if result is None:
                 outputs = join()

@@ -9,7 +9,7 @@ import unicodedata
 import pytest
 
 from redco_flow.cli.status import render_table
-from redco_flow.orchestrate.run.log_lines import clean_line
+from redco_flow.orchestrate.run.attempt_files import clean_line
 from redco_flow.terminal_text import VisibleStream, visible, without_codes
 
 EVIL = "a\x1b[2J\x1b]0;title\x07b\x9b31m\u202etxt.exe\u2066\x08\x7f\r\u2028c"

@@ -1,4 +1,4 @@
-"""Verbs around runs: doctor, clean, schema, profile, completion."""
+"""Verbs around runs: doctor, clean, schema, profile, completion, drill."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_json
 from redco_flow.cli.loading import note_replaced
-from redco_flow.cli.text import columns, size
+from redco_flow.cli.text import columns, duration, size
 from redco_flow.launch.host_facts import CleanedHost
 
 _LIST_RUNS = "ls redco-workspace/runs 2>/dev/null"  # the same words in every shell
 _KEPT = """\
   `redco-flow resume RUN` fetches what only the host has; what is not wanted must be deleted there
   by hand."""
+
+_VERDICTS = {True: "bitwise", False: "NO"}
 
 
 def register(verbs: Verbs) -> None:
@@ -39,10 +43,11 @@ def register(verbs: Verbs) -> None:
     add_json(profile)
     completion = verbs.add("completion", _completion)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    _add_drill(verbs)
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.checks.doctor import examine
+    from redco_flow.orchestrate.doctor import examine
     from redco_flow.spec.profile import load_own_profile
 
     note_replaced(cluster_profiles=options.profile)
@@ -154,3 +159,52 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():
                 yield from verb._actions
+
+
+def _add_drill(verbs: Verbs) -> None:
+    drill = verbs.add("drill", _drill)
+    drill.add_argument("-p", "--profile", default="local", metavar="PROFILE")
+    drill.add_argument(
+        "--fault",
+        dest="faults",
+        action="append",
+        metavar="FAULT",
+        help="only this one: preempt, kill, stall or timeout; may be repeated",
+    )
+    drill.add_argument(
+        "--num-hosts", type=int, default=1, metavar="N", help="hosts of each training (1)"
+    )
+    add_json(drill)
+
+
+def _drill(options: argparse.Namespace) -> int:
+    from redco_flow.cli.status import follow_run
+    from redco_flow.launch.processes import FAULTS
+    from redco_flow.orchestrate.drill import drill
+    from redco_flow.spec.profile import load_own_profile
+
+    profile = load_own_profile(options.profile)
+    directory = Path(profile.workspace) / "drills" / time.strftime("%Y%m%d-%H%M%S")
+    sys.stderr.write(f"the drill's runs: {directory}\n")
+    survivals = drill(
+        profile,
+        options.profile,
+        follow_run,
+        faults=options.faults or FAULTS,
+        num_hosts=options.num_hosts,
+        directory=directory.absolute(),
+    )
+    if options.json:
+        print(json.dumps([dataclasses.asdict(survival) for survival in survivals]))
+    else:
+        rows = [
+            [
+                survival.fault,
+                _VERDICTS[survival.survived],
+                duration(survival.seconds),
+                survival.how,
+            ]
+            for survival in survivals
+        ]
+        print(columns(rows, ["FAULT", "SURVIVED", "TIME", "HOW"]))
+    return 1 if any(not survival.survived for survival in survivals) else 0

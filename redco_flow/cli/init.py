@@ -131,7 +131,7 @@ def _project_of_data(
         UsageError, ConfigError: no pipeline can be made that loads.
     """
     from redco_flow.cli.commented import commented_yaml
-    from redco_flow.launch.local_gpus import count_local_gpus, gpu_memory_gib
+    from redco_flow.launch.host_facts import count_local_gpus, gpu_memory_gib
     from redco_flow.local_paths import expanded
     from redco_flow.spec.document import Document, Origin
     from redco_flow.spec.interpolation import escape

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.run.log_lines import LogTail, clean_line
+from redco_flow.orchestrate.run.attempt_files import LogTail, clean_line
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.deletions import deletion_text, find_run_deletion
 from redco_flow.tracking.maker import Maker, find_maker

@@ -41,8 +41,8 @@ VERBS = {
     "du": ("disk", "show what uses the workspace's disk space"),
     "rm": ("disk", "delete the artifacts, work and logs of runs; their records stay"),
     "gc": ("disk", "delete what is not needed of old runs, or what no run refers to"),
-    "bundle": ("bundle", "write a run's or checkpoint's artifacts and lineage to a tar file"),
-    "unbundle": ("bundle", "take a bundle's artifacts into this workspace"),
+    "bundle": ("export", "write a run's or checkpoint's artifacts and lineage to a tar file"),
+    "unbundle": ("export", "take a bundle's artifacts into this workspace"),
     "diff": ("compare", "compare two runs: settings, data, code, scores"),
     "compare": ("compare", "compare several runs: settings that differ, metrics"),
     "history": ("compare", "list the runs of one pipeline over time, oldest first"),
@@ -56,13 +56,13 @@ VERBS = {
     "predict": ("predict", "predict with a checkpoint for the rows of a new file"),
     "export": ("export", "write a checkpoint in the format of transformers or PEFT"),
     "chat": ("chat", "converse with a checkpoint on this machine"),
-    "serve-model": ("serve_model", "answer OpenAI's API with a checkpoint, for trying it"),
+    "serve-model": ("chat", "answer OpenAI's API with a checkpoint, for trying it"),
     "doctor": ("doctor", "check that a profile can run, and suggest repairs"),
     "clean": ("doctor", "delete finished jobs and caches on a profile's SSH hosts"),
     "schema": ("doctor", "print the JSON Schema of a pipeline file, for editors"),
     "profile": ("doctor", "print a cluster profile, defaults included"),
     "completion": ("doctor", "print a shell's completion script"),
-    "drill": ("drill", "inject faults into small trainings and check their recovery"),
+    "drill": ("doctor", "inject faults into small trainings and check their recovery"),
 }
 _MODULES = tuple(dict.fromkeys(module for module, _ in VERBS.values()))
 

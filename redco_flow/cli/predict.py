@@ -105,7 +105,7 @@ def _check_output(options: argparse.Namespace) -> None:
 
 def _read(options: argparse.Namespace, spool: Path) -> NewFile:
     from redco_flow.local_paths import expanded
-    from redco_flow.orchestrate.checkpoints.find_model import find_model
+    from redco_flow.orchestrate.checkpoints.chat import find_model
     from redco_flow.orchestrate.checkpoints.new_file import read_new_files
     from redco_flow.spec.profile import load_own_profile
 

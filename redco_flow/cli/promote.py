@@ -67,8 +67,13 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 def _promote(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.export import find_checkpoint
-    from redco_flow.tracking.promotion.move_alias import PromotionRequest, model_of, promote
-    from redco_flow.tracking.promotion.rule import Condition, Rule
+    from redco_flow.tracking.promotion import (
+        Condition,
+        PromotionRequest,
+        Rule,
+        model_of,
+        promote,
+    )
 
     conditions = tuple(map(Condition.parse, options.conditions))
     rule = Rule(conditions, options.min_gain, options.confidence)
@@ -91,7 +96,7 @@ def _promote(options: argparse.Namespace) -> int:
 
 
 def _roll_back(options: argparse.Namespace) -> int:
-    from redco_flow.tracking.promotion.move_alias import roll_back
+    from redco_flow.tracking.promotion import roll_back
 
     workspace = _workspace(options)
     alias = AliasStore(workspace).get(options.alias, options.model)

@@ -17,8 +17,7 @@ from redco_flow.cli.arguments import (
     add_workspace,
     workspace_path,
 )
-from redco_flow.cli.examples import print_examples
-from redco_flow.cli.fit import exit_code_of_fits, find_fits, print_fit
+from redco_flow.cli.fit import exit_code_of_fits, find_fits, print_examples, print_fit
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
 from redco_flow.cli.sweep import (

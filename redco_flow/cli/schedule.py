@@ -21,8 +21,7 @@ from redco_flow.cli.text import columns, moment
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.launch.processes import exit_within
 from redco_flow.local_paths import is_file
-from redco_flow.orchestrate.prefect.api import is_healthy
-from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
+from redco_flow.orchestrate.prefect.api import is_healthy, note_deleted
 from redco_flow.orchestrate.prefect.server import prefect_directory, server_status
 from redco_flow.orchestrate.recurring.serving_record import (
     Serving,
@@ -166,7 +165,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
         ConfigError: there is no time, two of them, or one that cannot be read.
     """
     from redco_flow.spec.find import find_file
-    from redco_flow.spec.recurrence import checked_rule
+    from redco_flow.spec.schedule import checked_rule
     from redco_flow.spec.yaml import parse_file
 
     path = find_file("pipelines", options.file).absolute()

@@ -16,9 +16,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.compiler_options import compiler_options
-from redco_flow.engine.sharding.axes import check_context_is_used
+from redco_flow.engine.devices import decide_first
 from redco_flow.engine.sharding.fsdp import (
     ModelStates,
     choose_parameter_split,
@@ -34,6 +33,7 @@ from redco_flow.engine.sharding.mesh import (
     MODEL_AXIS,
     DataProcess,
     build_mesh,
+    check_context_is_used,
     find_data_process,
     merge_context,
     own_device,

@@ -24,6 +24,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_DIE = 5.0  # longer only in an uninterruptible read of a dead file system
 _libc = ctypes.CDLL(None, use_errno=True)
 
+FAULT_VARIABLE = "REDCO_FLOW_DRILL_FAULT"
+FAULTS = ("preempt", "kill", "stall", "timeout")
+
 
 def exit_within(seconds: float, code: int) -> None:
     """End this process with the exit code if it still lives by then: threads may not let it end."""

@@ -15,6 +15,8 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,7 +27,6 @@ from redco_flow.launch.endings import (
     read_endings,
     says_that_a_rank_was_lost,
 )
-from redco_flow.launch.heartbeat import SECONDS_BETWEEN_BEATS, beat, heartbeat_path
 from redco_flow.launch.processes import RankInfo, adopt_orphans
 from redco_flow.launch.supervisor import (
     TIME_OVER,
@@ -35,9 +36,14 @@ from redco_flow.launch.supervisor import (
     remove_temporary_files,
     run_worker,
 )
-from redco_flow.records import write_json
+from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
+from redco_flow.tracking.process_identity import utc_now
+
+SECONDS_BETWEEN_BEATS = 30.0
+_SECONDS_OF_LIFE = 2 * SECONDS_BETWEEN_BEATS
+_MAX_CLOCK_ERROR_SECONDS = 600.0
 
 WARNING_SIGNAL = "URG"
 """What Slurm sends some time before the end. It reaches every process of the job, the worker's
@@ -45,6 +51,48 @@ helpers too, so it must be one that does nothing to those who do not expect it."
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_EARLY = 75.0  # Slurm sends the warning up to a minute before it was asked to
+
+
+def heartbeat_path(attempt: AttemptDirectory, rank: int) -> Path:
+    """Return the path of a rank's heartbeat."""
+    return attempt.rank_directory(rank) / "heartbeat"
+
+
+def beat(path: Path) -> None:
+    """Write that the rank lives; a full disk does not stop it."""
+    with suppress(OSError), open(path, "w", encoding="utf-8", opener=open_no_link) as file:
+        file.write(utc_now())
+
+
+class HeartbeatWatch:
+    """Whether a rank of an attempt lives, by its files."""
+
+    def __init__(
+        self, attempt: AttemptDirectory, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._attempt = attempt
+        self._clock = clock
+        self._seen: dict[Path, bytes] = {}
+        self._changed_at = float("-inf")
+
+    def is_alive(self) -> bool:
+        """Whether a heartbeat or progress has changed within two intervals.
+
+        The first look at a file counts as a change, unless the file is too old on any clock.
+        """
+        for path in self._files():
+            with suppress(OSError):  # also ESTALE, of a file that its node has replaced
+                with path.open("rb") as file:
+                    content = file.read()
+                    age = time.time() - os.fstat(file.fileno()).st_mtime
+                is_new = path not in self._seen and age < _MAX_CLOCK_ERROR_SECONDS
+                if is_new or self._seen.get(path, content) != content:
+                    self._changed_at = self._clock()
+                self._seen[path] = content
+        return self._clock() - self._changed_at < _SECONDS_OF_LIFE
+
+    def _files(self) -> list[Path]:
+        return [self._attempt.progress_path, *self._attempt.path.glob("ranks/*/heartbeat")]
 
 
 @dataclass

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.layer_config import (
+    Activations,
     AttentionConfig,
     MixtureConfig,
     MlpConfig,
     NormConfig,
     NormPlacement,
 )
-from redco_flow.models.remat_config import Activations
 
 DTYPES = ("float32", "bfloat16")
 ATTENTION_KERNELS = ("auto", "xla", "splash", "cudnn", "triton")

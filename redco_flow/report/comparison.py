@@ -17,9 +17,9 @@ from redco_flow.report.compared_run import (
     not_compared,
 )
 from redco_flow.report.numbers import duration, number, signed, value_text
-from redco_flow.report.run_diff.changes import Change
 from redco_flow.report.run_diff.measures import MetricChange
 from redco_flow.report.run_diff.runs import RunDiff
+from redco_flow.report.run_diff.settings import Change
 from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
 from redco_flow.report.training_history import points_of
 from redco_flow.tracking.run_metrics import training_metric

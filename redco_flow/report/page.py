@@ -15,10 +15,6 @@ from typing import Any, TypeVar
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
-from redco_flow.report.curated import CurationSet, curation_sets
-from redco_flow.report.environment import Environment, read_environment
-from redco_flow.report.learnt import LearntSet, learnt_sets
-from redco_flow.report.lineage import LineageItem, lineage_items
 from redco_flow.report.metrics import (
     Comparison,
     Confusion,
@@ -29,13 +25,21 @@ from redco_flow.report.metrics import (
 )
 from redco_flow.report.numbers import duration, moment, seconds_between
 from redco_flow.report.rendering import render
-from redco_flow.report.row_counts import RowTable, row_tables
-from redco_flow.report.run_time import TimeShare, time_shares
+from redco_flow.report.run_time import SystemSection, TimeShare, system_sections, time_shares
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
-from redco_flow.report.stage_graph import StageGraph, stage_graph
+from redco_flow.report.stage_graph import LineageItem, StageGraph, lineage_items, stage_graph
+from redco_flow.report.stage_notes import (
+    CurationSet,
+    Environment,
+    LearntSet,
+    RowTable,
+    curation_sets,
+    learnt_sets,
+    read_environment,
+    row_tables,
+)
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
-from redco_flow.report.system import SystemSection, system_sections
 from redco_flow.report.training import TrainingSection, Units, overlay_trainings, view_training
 from redco_flow.report.training_history import History, Record, read_history
 from redco_flow.tracking.artifacts import ArtifactStore

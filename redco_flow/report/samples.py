@@ -17,9 +17,8 @@ from typing import Any
 from redco_flow.records import read_json_lines
 from redco_flow.report.metrics import direction_of, metrics_artifact
 from redco_flow.report.numbers import score
-from redco_flow.report.pictures import picture_url
 from redco_flow.report.stage_facts import StageFacts
-from redco_flow.report.thumbnails import row_thumbnails
+from redco_flow.report.thumbnails import picture_url, row_thumbnails
 from redco_flow.spec.secrets import hide_secrets
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.metrics_artifact import LINES_FILE as SCORES_FILE

@@ -1,4 +1,4 @@
-"""Make this process one of several that run a stage together, and part from the others again.
+"""The processes that compute one stage: ranks of a process group, and shards of a job array.
 
 The only place that starts `jax.distributed`. A process on its own joins no group and pays nothing.
 """
@@ -10,6 +10,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
@@ -18,12 +19,36 @@ from redco_flow.launch.host_facts import package_versions
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.launch.worker_process import log
+from redco_flow.records import read_json_if_present, write_json
 from redco_flow.runtime.context import StageContext
+
+LOCK = "shards.lock"
+_RECORD = "shards.json"
 
 _HEARTBEAT_TIMEOUT_SECONDS = 15
 _SECONDS_TO_START = 120
 _SECONDS_TO_PART = 60
 _PLACES = ("JAX_COMPILATION_CACHE_DIR",)
+
+
+def shards_left(work_dir: Path, num_shards: int) -> tuple[int, ...]:
+    """Return the shards that are to be computed; all of them, where the parts were not joined."""
+    computed = _read(work_dir).get(str(num_shards), [])
+    every = range(num_shards)
+    return tuple(shard for shard in every if shard not in computed) or tuple(every)
+
+
+def note_computed(work_dir: Path, shard: int, num_shards: int) -> bool:
+    """Write down that a shard is computed; return whether all are. Call it with the lock held."""
+    record = _read(work_dir)
+    computed = sorted({*record.get(str(num_shards), []), shard})
+    write_json(work_dir / _RECORD, record | {str(num_shards): computed})
+    return len(computed) == num_shards
+
+
+def _read(work_dir: Path) -> dict[str, Any]:
+    """Shards that are computed, by the number of shards."""
+    return dict(read_json_if_present(work_dir / _RECORD) or {})
 
 
 class ProcessGroup:

@@ -6,21 +6,25 @@ run and its fingerprints included, knows files and never a pattern.
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import Problem
-from redco_flow.local_paths import expanded, is_file
+from redco_flow.local_paths import exists, expanded, is_file, is_folder
 from redco_flow.spec.document import Document, KeyPath, written_at
 from redco_flow.spec.model import ContentOf, marked
-from redco_flow.spec.names import dotted
+from redco_flow.spec.names import dotted, shown_path
 from redco_flow.spec.pipeline import DataSection
 
 _SPLITS = tuple(path[0] for path, _ in marked(DataSection(), ContentOf))
+
+_MAX_NAMES = 5000
 
 
 @dataclass(frozen=True)
@@ -130,3 +134,42 @@ def _listed(files: Sequence[str]) -> str:
     names = names_of(files)
     listed = ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, … {names[-1]}"
     return f"{len(files)} files: {listed}"
+
+
+def missing_file(file: str, what: str = "file") -> str:
+    """Return that there is no such file, or none that a pattern matches, and what is near.
+
+    Args:
+        file: as the user wrote it; relative to the current directory.
+        what: the noun: "file", "folder", "file or directory".
+    """
+    path = expanded(file).absolute()
+    if is_folder(path):
+        return f"{shown_path(file)} is a folder, not a {what}"
+    if exists(path):
+        return f"{shown_path(file)} is not a {what}"
+    if glob.has_magic(file):
+        return f"no file matches {shown_path(file)}"
+    return f"there is no {what} {shown_path(file)}{_where(path)}"
+
+
+def _where(path: Path) -> str:
+    """Return the folder that was searched, and the name there that is nearest."""
+    folder = next((one for one in path.parents if is_folder(one)), None)
+    if folder is None or "\0" in str(path):
+        return ""
+    name = path.relative_to(folder).parts[0]
+    searched = f" (searched in {shown_path(str(folder))})"
+    if folder != path.parent:
+        searched = f" ({shown_path(str(folder))} has no folder {shown_path(name)})"
+    near = difflib.get_close_matches(name, _names_in(folder), n=1)
+    return f"{searched}; did you mean {shown_path(near[0])}?" if near else searched
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return names in a folder: all, or the first thousands of them; none where it is locked."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, _MAX_NAMES)]
+    except OSError:
+        return []

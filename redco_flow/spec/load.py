@@ -22,11 +22,10 @@ from redco_flow.spec.names import dotted
 from redco_flow.spec.notify import NotifySection, mail_server_problems
 from redco_flow.spec.pipeline import PipelineSection, Resources
 from redco_flow.spec.problems import raise_if_any, validated
-from redco_flow.spec.profile import Profile, load_profile
+from redco_flow.spec.profile import Profile, load_profile, read_stage_profile
 from redco_flow.spec.references import InputRef, References, cycles_of, order_of
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.stage_kind import StageConfig
-from redco_flow.spec.stage_profile import read_stage_profile
 from redco_flow.spec.stages import (
     DEFAULT_ADVICE,
     StageBody,

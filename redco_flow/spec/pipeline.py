@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from redco_flow.spec.bad_rows import OnBadRow
 from redco_flow.spec.model import (
     ContentOrName,
     DataFiles,
@@ -28,7 +27,7 @@ from redco_flow.spec.model import (
     absolute_template,
 )
 from redco_flow.spec.notify import NotifySection
-from redco_flow.spec.raw_data import CsvDialect, SplitNames
+from redco_flow.spec.raw_data import CsvDialect, OnBadRow, SplitNames
 from redco_flow.spec.schedule import ScheduleSection
 
 SECTION_NAMES = ("recipe", "settings", "model", "data")

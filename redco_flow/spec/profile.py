@@ -19,7 +19,7 @@ from pydantic import (
 
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.local_paths import expanded
-from redco_flow.spec.document import Document, Origin, written_at
+from redco_flow.spec.document import Document, KeyPath, Origin, written_at
 from redco_flow.spec.executor import executor_config, executor_problem, known_executors
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import interpolate
@@ -46,6 +46,11 @@ from redco_flow.spec.yaml import parse_file
 
 _EXTENDS = "extends"
 _SETTINGS = "settings"
+
+OF_THE_RUN = frozenset(
+    ("name", "workspace", "max_parallel_stages", "prefect_api_url", "start_prefect_server")
+) | {"ssh", "defaults"}
+"""Keys of a profile that are of a run as a whole."""
 
 
 def _expanded(text: str) -> str:
@@ -359,3 +364,36 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
         except ValueError as error:
             problems.append(Origin("command line").problem(f"profile.{override.key}: {error}"))
     return document, problems
+
+
+def read_stage_profile(
+    stage: str, own: Document, profile: Profile
+) -> tuple[Profile | None, list[Problem]]:
+    """Return the profile of a stage, or None with what is wrong with it.
+
+    Args:
+        own: the value of the stage's key `runs_on`, a name or a mapping.
+        profile: the run's.
+    """
+    path: KeyPath = ("stages", stage, "runs_on")
+    if isinstance(own.values, str):
+        try:
+            return _of_the_same_run(load_profile(own.values), profile), []
+        except (UsageError, ConfigError) as error:
+            return None, [own.origin(()).problem(f"'{dotted(path)}': {error}")]
+    if problems := [
+        own.origin((key,)).problem(
+            f"'{dotted((*path, key))}': {key} is of a whole run; set profile.{key}"
+        )
+        for key in own.values
+        if key in OF_THE_RUN
+    ]:
+        return None, problems
+    base = written_at(profile.model_dump(mode="json"), Origin(f"profile {profile.name}"))
+    found, problems = validated_profile(base.merged(own), lambda inner: (*path, *inner))
+    return found and _of_the_same_run(found, profile), problems
+
+
+def _of_the_same_run(own: Profile, profile: Profile) -> Profile:
+    of_run = {key: getattr(profile, key) for key in OF_THE_RUN - {"name"}}
+    return own.model_copy(update=of_run)

@@ -16,10 +16,9 @@ from pydantic.fields import FieldInfo
 
 from redco_flow.errors import Problem
 from redco_flow.local_paths import is_file, is_folder
-from redco_flow.spec.data_files import as_list
+from redco_flow.spec.data_files import as_list, missing_file
 from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, is_inside, written_at
 from redco_flow.spec.interpolation import find_path
-from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.model import (
     ContentOf,
     ContentOfFolder,

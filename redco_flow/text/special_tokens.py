@@ -1,4 +1,4 @@
-"""Start and end tokens once: not before a text that begins with them, nor after one that ends so.
+"""Where a text begins and ends: its start and end tokens once, and the strings that stop it.
 
 A prompt such as `<s>[INST] … [/INST]` has the start token in its own text, which a tokenizer reads
 as that token. A second one is what no published model was trained with.
@@ -7,6 +7,28 @@ as that token. A second one is what no published model was trained with.
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
+
+
+def cut_before(text: str, stops: Sequence[str]) -> str:
+    """Return a text up to the stop string that is complete in it first.
+
+    Of several that end at one place, the longest counts.
+    """
+    places = [(text.find(stop), len(stop)) for stop in stops if stop]
+    found = [(start + length, start) for start, length in places if start >= 0]
+    return text[: min(found)[1]] if found else text
+
+
+def settled(text: str, stops: Sequence[str]) -> str:
+    """Return what no later text takes back of a text without a stop string.
+
+    Its end may be the beginning of a stop string, or of a character whose other bytes follow.
+    """
+    text = text.rstrip("\ufffd")
+    begun = (
+        length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])
+    )
+    return text[: len(text) - max(begun, default=0)]
 
 
 def begins_with(ids: Sequence[int], start: Sequence[int]) -> bool:

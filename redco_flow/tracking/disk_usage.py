@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.references import read_references
+from redco_flow.tracking.needs import read_references
 from redco_flow.tracking.results import list_results
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.typed_records import unless_damaged

@@ -34,9 +34,8 @@ from redco_flow.tracking.deletions import (
 from redco_flow.tracking.disk_usage import DiskSize, InodeCount, log_directories
 from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.locks import exclusive, is_locked
-from redco_flow.tracking.needs import Needs, find_needs
+from redco_flow.tracking.needs import Needs, RunReferences, find_needs
 from redco_flow.tracking.publishing import clean_after_dead_publishers
-from redco_flow.tracking.references import RunReferences
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
 SECONDS_IN_USE = 3600.0

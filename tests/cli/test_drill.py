@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from redco_flow.launch.faults import FAULTS
+from redco_flow.launch.processes import FAULTS
 
 pytestmark = pytest.mark.timeout(1500)
 

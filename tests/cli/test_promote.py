@@ -10,9 +10,13 @@ import pytest
 
 from redco_flow.cli.main import run_command
 from redco_flow.tracking.aliases import AliasName, AliasStore
-from redco_flow.tracking.promotion.judgement import NotPromoted
-from redco_flow.tracking.promotion.move_alias import PromotionRequest, promote
-from redco_flow.tracking.promotion.rule import Condition, Rule
+from redco_flow.tracking.promotion import (
+    Condition,
+    NotPromoted,
+    PromotionRequest,
+    Rule,
+    promote,
+)
 from tests.cli.promoting import NUM_ROWS, Shop, right, shuffled
 
 IF_BETTER = ("--if", "exact_match > production")

@@ -14,7 +14,7 @@ from tokenizers import processors
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.errors import ArtifactError, UsageError
-from redco_flow.orchestrate.checkpoints.find_model import conversing, find_model
+from redco_flow.orchestrate.checkpoints.chat import conversing, find_model
 from redco_flow.orchestrate.checkpoints.new_file import read_new_files
 from redco_flow.stages.artifacts.pretrained import PretrainedModel
 from redco_flow.stages.artifacts.published import read_published

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from redco_flow.orchestrate.prefect.deleted_schedules import deleted_schedules, note_deleted
+from redco_flow.orchestrate.prefect.api import deleted_schedules, note_deleted
 from redco_flow.orchestrate.prefect.server import prefect_directory as own_server_folder
 from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring.deployments import (

@@ -3,11 +3,11 @@
 import json
 import threading
 
+from redco_flow.orchestrate.run.cancel import StopRequest
 from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import write_run
 from redco_flow.orchestrate.run.state import StateStore
-from redco_flow.orchestrate.run.stopping import StopRequest
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import profile_model
 from redco_flow.tracking.workspace import Workspace

@@ -10,11 +10,10 @@ from redco_flow.launch.endings import write_exit
 from redco_flow.launch.slurm.executor import reattach
 from redco_flow.launch.slurm.script import JOB_ID_FILE
 from redco_flow.orchestrate.run.attempts import count_ended
-from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.cancel import StopRequest, cancel_run
 from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.start import resume_run
 from redco_flow.orchestrate.run.state import StateStore
-from redco_flow.orchestrate.run.stopping import StopRequest
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import Cause, ExitRecord
 from redco_flow.tracking.run_directory import RunDirectory

@@ -237,7 +237,7 @@ def test_a_function_that_cannot_be_taken_apart_by_shards_computes_the_same_and_t
 ):
     expected = gradient_of(plain, num_micro=1)
 
-    with caplog.at_level(logging.INFO, "redco_flow.engine.step.local_gradients"):
+    with caplog.at_level(logging.INFO, "redco_flow.engine.step.step"):
         found = gradient_of(function, num_micro=2)
 
     (record,) = caplog.records
@@ -258,7 +258,7 @@ def on_free_shards(w, x):
 def test_nothing_is_said_where_shards_keep_their_gradients_apart(function, caplog):
     expected = gradient_of(plain, num_micro=1)
 
-    with caplog.at_level(logging.INFO, "redco_flow.engine.step.local_gradients"):
+    with caplog.at_level(logging.INFO, "redco_flow.engine.step.step"):
         found = gradient_of(function, num_micro=2)
 
     assert not caplog.records

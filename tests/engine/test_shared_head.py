@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.lora import plan_lora
-from redco_flow.models.transformer.head import Head, score
+from redco_flow.models.transformer.language_model import Head, score
 from tests.engine.traffic import read_collectives
 
 VOCAB, WIDTH, ROWS, LENGTH, NUM_CHUNKS = 1024, 512, 16, 8, 3

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from redco_flow.launch.heartbeat import HeartbeatWatch, beat, heartbeat_path
+from redco_flow.launch.rank import HeartbeatWatch, beat, heartbeat_path
 from redco_flow.tracking.attempt import AttemptDirectory
 
 

@@ -13,8 +13,8 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import reattach
+from redco_flow.launch.host_facts import count_local_gpus
 from redco_flow.launch.local.executor import LocalExecutor
-from redco_flow.launch.local_gpus import count_local_gpus
 from redco_flow.launch.processes import kill_processes_of, processes_of
 from redco_flow.tracking.process_identity import ProcessIdentity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redco_flow.launch.local_gpus import count_local_gpus, gpu_memory_gib
+from redco_flow.launch.host_facts import count_local_gpus, gpu_memory_gib
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tiny_stages.calls import make_attempt, make_call, new_attempt, wait_until
 from redco_flow.launch.call import JobResources, read_call, write_call
 from redco_flow.launch.local.executor import LocalExecutor
 from redco_flow.launch.processes import kill_processes_of
-from redco_flow.runtime.shards import note_computed, shards_left
+from redco_flow.runtime.process_group import note_computed, shards_left
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 

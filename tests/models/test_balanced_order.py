@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.models.attention.balanced_order import SequenceOrder, balanced_where_possible
 from redco_flow.models.attention.bias import Block, row_biases
 from redco_flow.models.attention.block import Scoring, Shared, is_needed
-from redco_flow.models.attention.context import can_balance, cut_sequence
+from redco_flow.models.attention.context import (
+    SequenceOrder,
+    balanced_where_possible,
+    can_balance,
+    cut_sequence,
+)
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.ring import ring_attend
 from redco_flow.models.layer_config import AttentionConfig

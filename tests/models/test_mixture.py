@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.engine.sharding.axes import equations
+from redco_flow.engine.sharding.mesh import equations
 from redco_flow.models.feed_forward.experts import choose_experts, mix_experts
 from redco_flow.models.layer_config import MixtureConfig
 

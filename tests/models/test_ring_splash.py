@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import AxisType
 
 from redco_flow import Deployer
-from redco_flow.models.attention.balanced_order import SequenceOrder
 from redco_flow.models.attention.bias import row_biases
+from redco_flow.models.attention.context import SequenceOrder
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.ring import ring_attend
 from redco_flow.models.layer_config import AttentionConfig

@@ -19,7 +19,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from redco_flow import Deployer
 from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import LogitsProcessing, Sampling, generate
-from redco_flow.models.generation.segments import segment_length
+from redco_flow.models.generation.greedy import segment_length
 
 t5 = find_model("t5")
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from redco_flow.errors import StageFailed
-from redco_flow.orchestrate.run.late_records import await_result
+from redco_flow.orchestrate.run.attempt_files import await_result
 from redco_flow.runtime.publication import write_result
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -18,7 +18,7 @@ from redco_flow.tracking.workspace import Workspace
 AWAIT = """
 import os, sys, time
 from pathlib import Path
-from redco_flow.orchestrate.run.late_records import await_result
+from redco_flow.orchestrate.run.attempt_files import await_result
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
 

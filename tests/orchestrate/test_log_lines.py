@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.orchestrate.run.log_lines import LogTail, clean_line
+from redco_flow.orchestrate.run.attempt_files import LogTail, clean_line
 
 
 @pytest.fixture

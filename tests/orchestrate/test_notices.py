@@ -16,8 +16,7 @@ import pytest
 from orchestrate_runs import InProcess, Runs, until, wait_for_end
 
 from redco_flow.errors import ConfigError
-from redco_flow.orchestrate.notify.channels import Notice, channels_of
-from redco_flow.orchestrate.notify.notices import tell_end
+from redco_flow.orchestrate.notices import Notice, channels_of, tell_end
 from redco_flow.orchestrate.prefect.api import ask
 from redco_flow.orchestrate.prefect.server import own_api
 from redco_flow.orchestrate.recurring.firing import Firer, Terms

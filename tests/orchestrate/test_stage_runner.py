@@ -16,10 +16,10 @@ from orchestrate_runs import (
 from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import make_executor, reattach
 from redco_flow.orchestrate.run.calls import write_attempt
+from redco_flow.orchestrate.run.cancel import StopRequest
 from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.state import StateStore
-from redco_flow.orchestrate.run.stopping import StopRequest
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import fingerprint
 

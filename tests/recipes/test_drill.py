@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.launch.faults import FAULT_VARIABLE, FAULTS
+from redco_flow.launch.processes import FAULT_VARIABLE, FAULTS
 from redco_flow.recipes import drill
 from redco_flow.recipes.drill import NUM_BATCHES_BEFORE
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer

@@ -7,8 +7,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from redco_flow.corpora import digits
-from redco_flow.recipes.parts.image_augmentation import augment
-from redco_flow.recipes.parts.images import ImageSettings, collate_images, read_image
+from redco_flow.recipes.parts.images import ImageSettings, augment, collate_images, read_image
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 14, 3), np.uint8)
 SETTINGS = ImageSettings(image_size=12, mean=[0.5, 0.4, 0.3], stddev=[0.2, 0.3, 0.4])

@@ -1,6 +1,6 @@
 import pytest
 
-from redco_flow.recipes.parts.model_directory import find_checkpoint
+from redco_flow.recipes.parts.model import find_checkpoint
 
 
 def test_a_directory_is_a_model_when_it_has_a_config(tmp_path):

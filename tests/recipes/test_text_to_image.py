@@ -14,8 +14,7 @@ from redco_flow.engine.trainer import Trainer
 from redco_flow.recipes import text_to_image
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.text_to_image.config import Settings
-from redco_flow.recipes.text_to_image.model import to_image, to_patches
-from redco_flow.recipes.text_to_image.run import Level, ddim_step, level_at
+from redco_flow.recipes.text_to_image.run import Level, ddim_step, level_at, to_image, to_patches
 
 SMALL = {"image_size": 8, "patch_size": 4, "width": 16, "num_layers": 1, "num_heads": 2}
 SETTINGS = Settings(**SMALL, num_sampling_steps=3)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from redco_flow.report.pictures import picture_url
+from redco_flow.report.thumbnails import picture_url
 
 
 def opened(url):

@@ -3,8 +3,8 @@
 import pytest
 
 from redco_flow.records import append_json_line
+from redco_flow.report.run_time import system_sections
 from redco_flow.report.stage_facts import StageFacts
-from redco_flow.report.system import system_sections
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from redco_flow.spec.missing_paths import missing_file
+from redco_flow.spec.data_files import missing_file
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,13 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import ValidationError
 
-from redco_flow.spec.recurrence import checked_rule, next_dates
-from redco_flow.spec.schedule import ScheduleSection, interval_of, interval_text
+from redco_flow.spec.schedule import (
+    ScheduleSection,
+    checked_rule,
+    interval_of,
+    interval_text,
+    next_dates,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

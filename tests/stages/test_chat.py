@@ -13,7 +13,7 @@ from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.data.rows import BadRows, NoRows
 from redco_flow.text.chat import CHATML, ChatTemplate
 from redco_flow.text.conversations import Conversation
-from redco_flow.tracking.learnt_counts import learnt_notes
+from redco_flow.tracking.row_counts import learnt_notes
 from tests.text.chat_tokenizers import make_tokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six"]

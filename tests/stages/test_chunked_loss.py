@@ -10,7 +10,7 @@ import pytest
 from redco_flow import Deployer
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models.transformer.head import Head, score
+from redco_flow.models.transformer.language_model import Head, score
 from redco_flow.recipes.find import find_recipe
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.stages.train.config import Config

@@ -15,7 +15,7 @@ from redco_flow.records import read_json, read_json_lines
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.harness.language_model import HarnessModel
 from redco_flow.stages.harness.run import CannotEvaluateTasks
-from redco_flow.text.stop_strings import cut_before
+from redco_flow.text.special_tokens import cut_before
 from redco_flow.tracking.metrics_artifact import read_metrics
 
 pytestmark = pytest.mark.slow

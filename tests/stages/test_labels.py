@@ -10,7 +10,7 @@ from redco_flow.runtime.context import Shard
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
-from redco_flow.stages.data.hub_files import class_names_of
+from redco_flow.stages.data.hub_rows import class_names_of
 from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import BadRows
 from redco_flow.stages.data.source import Source

@@ -18,8 +18,7 @@ from redco_flow.spec.load import settings_of
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.aliases import AliasName
 from redco_flow.tracking.mlflow_server import MlflowError, MlflowServer
-from redco_flow.tracking.promotion.move_alias import PromotionRequest, promote, roll_back
-from redco_flow.tracking.promotion.rule import Rule
+from redco_flow.tracking.promotion import PromotionRequest, Rule, promote, roll_back
 from redco_flow.tracking.results import StageResult
 from tests.cli.promoting import Shop
 

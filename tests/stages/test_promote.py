@@ -10,7 +10,7 @@ from redco_flow.runtime.context import FinishedStage, InputArtifact
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.stages.promote.run import run
 from redco_flow.tracking.aliases import AliasStore
-from redco_flow.tracking.promotion.move_alias import roll_back
+from redco_flow.tracking.promotion import roll_back
 from redco_flow.tracking.results import StageResult
 from tests.cli.promoting import Shop, right
 

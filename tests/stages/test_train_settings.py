@@ -5,7 +5,7 @@ from stage_kinds import train
 
 from redco_flow.spec.load import settings_of
 from redco_flow.spec.pipeline import ModelSection
-from redco_flow.stages.train.lora_targets import targets_problem
+from redco_flow.stages.train.sections import targets_problem
 
 TEXTS = {"recipe": "text_to_text", "model": {"family": "t5"}}
 IMAGES = {"image_size": 4, "patch_size": 2}

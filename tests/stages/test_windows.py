@@ -12,7 +12,7 @@ from redco_flow.engine.errors import DataError
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.train.windows import Span, TokenStream, TokenWindows
+from redco_flow.stages.train.data import Span, TokenStream, TokenWindows
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 TEXTS = [f"{a} and {b}\n{b}" for a in WORDS for b in WORDS]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.text.stop_strings import cut_before
+from redco_flow.text.special_tokens import cut_before
 
 
 @pytest.mark.parametrize(

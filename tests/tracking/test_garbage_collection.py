@@ -27,8 +27,7 @@ from redco_flow.tracking.deletions import find_run_deletion, new_deletion, refus
 from redco_flow.tracking.garbage_collection import SECONDS_IN_USE, Selection, delete, survey
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.promotion.move_alias import PromotionRequest, promote
-from redco_flow.tracking.promotion.rule import Rule
+from redco_flow.tracking.promotion import PromotionRequest, Rule, promote
 from redco_flow.tracking.results import (
     StageResult,
     claim_result,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.launch.xmanager.doctor import examine_xmanager
+from redco_flow.launch.xmanager.executor import examine_xmanager
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
-from redco_flow.engine.sharding.axes import equations
-from redco_flow.engine.sharding.mesh import MODEL_AXIS
+from redco_flow.engine.sharding.mesh import MODEL_AXIS, equations
 
 # What changes an array's dtype or the look of its dims: done twice, it is the same.
 _REPEATED = ("convert_element_type", "copy", "expand_dims", "reshape", "squeeze", "transpose")

@@ -24,10 +24,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from redco_flow.engine.sharding.axes import equations
 from redco_flow.engine.sharding.mesh import (
     FSDP_AXIS,
     MODEL_AXIS,
+    equations,
     is_mapped,
 )
 from redco_flow.engine.step.loss import IGNORED_LABEL, PerExample, cross_entropy, label_losses

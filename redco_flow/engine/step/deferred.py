@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import jax
 from jax.extend import core
 
-from redco_flow.engine.sharding.axes import equations_inside
 from redco_flow.engine.sharding.dataflow.trace import scan_sizes
+from redco_flow.engine.sharding.mesh import equations_inside
 from redco_flow.engine.sharding.shared_inputs import SharedInputs
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")

@@ -23,8 +23,13 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
-from redco_flow.engine.sharding.axes import names_axis
-from redco_flow.engine.sharding.mesh import CONTEXT_AXIS, DATA_AXIS, FSDP_AXIS, is_mapped
+from redco_flow.engine.sharding.mesh import (
+    CONTEXT_AXIS,
+    DATA_AXIS,
+    FSDP_AXIS,
+    is_mapped,
+    names_axis,
+)
 from redco_flow.engine.sharding.shared_inputs import SharedInputs
 from redco_flow.engine.sharding.storage import PaddedStorage
 from redco_flow.engine.step.deferred import Deferred, Keeping, Outcome, bind, run_deferred

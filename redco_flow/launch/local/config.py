@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from redco_flow.launch.config import ExecutorConfig
-from redco_flow.launch.local_gpus import count_local_gpus
+from redco_flow.launch.host_facts import count_local_gpus
 
 
 class Config(ExecutorConfig):

@@ -26,13 +26,13 @@ from redco_flow.launch.endings import (
     read_endings,
     write_exit,
 )
-from redco_flow.launch.heartbeat import HeartbeatWatch
 from redco_flow.launch.job import (
     CallJob,
     JobStatus,
     read_log_end,
     status_from_files,
 )
+from redco_flow.launch.rank import HeartbeatWatch
 from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.queue import (

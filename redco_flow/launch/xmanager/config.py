@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.launch.config import ExecutorConfig
-from redco_flow.launch.local_gpus import count_local_gpus
+from redco_flow.launch.host_facts import count_local_gpus
 from redco_flow.spec.model import PositiveInt
 
 if TYPE_CHECKING:

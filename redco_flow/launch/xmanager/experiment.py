@@ -21,8 +21,7 @@ from typing import Any
 
 from redco_flow.launch.call import read_call
 from redco_flow.launch.processes import READY, kill_processes_of
-from redco_flow.launch.xmanager.job import is_over, write_ending
-from redco_flow.launch.xmanager.work_unit import WorkUnit
+from redco_flow.launch.xmanager.job import WorkUnit, is_over, write_ending
 from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now

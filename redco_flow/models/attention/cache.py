@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.models.attention.balanced_order import SequenceOrder
 from redco_flow.models.attention.bias import Bias, Biases
+from redco_flow.models.attention.context import SequenceOrder
 from redco_flow.models.attention.grouped import cap, split_bias, split_groups
 from redco_flow.models.attention.rotary import Rotation
 from redco_flow.models.layer_config import AttentionConfig

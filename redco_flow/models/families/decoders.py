@@ -1,7 +1,7 @@
 """The LLaMA-like families, a class each: LLaMA, Mistral, Qwen, OLMo, Phi, SmolLM, Gemma, gpt-oss.
 
 Each declares the keys of its `config.json` and, as class variables, what no key tells; see
-`LlamaFamilyConfig`. What they compute is in `decoder_module.py`.
+`LlamaFamilyConfig`. What they compute is in `decoder_model.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DeepSeek-V3: latent attention, and after some dense layers many small experts in groups.
 
 Published kernels of 8 bits with scales (FP8) and the layers that predict several tokens ahead are
-not read. The config under Hugging Face's names; what it computes is in `decoder_module.py`.
+not read. The config under Hugging Face's names; what it computes is in `decoder_model.py`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from redco_flow.models.attention.rope import LENGTHS, MAX_INT, read_scaling, with_rope_fields
 from redco_flow.models.config import ATTENTION_KERNELS, DTYPES
-from redco_flow.models.layer_config import AttentionConfig
-from redco_flow.models.remat_config import REMAT_POLICIES, Activations
+from redco_flow.models.layer_config import REMAT_POLICIES, Activations, AttentionConfig
 
 if TYPE_CHECKING:
     from redco_flow.models.hub.tensors import TensorFiles

@@ -2,7 +2,7 @@
 
 Their configs under Hugging Face's names and the tensors of transformers' GPT2LMHeadModel, whose
 kernels are stored as (in, out), GPTJForCausalLM and OPTForCausalLM. What they compute is in
-`decoder_module.py`.
+`decoder_model.py`.
 """
 
 from __future__ import annotations

@@ -20,12 +20,13 @@ from redco_flow.models.generation.greedy import (
     DecodeStep,
     EndTokens,
     Generated,
+    Growth,
     ProcessScores,
     batch_and_beams,
     is_end,
+    run_segments,
     start_tokens,
 )
-from redco_flow.models.generation.segments import Growth, run_segments
 
 # True: stop with the first N that ended. False: when the best running one, at its present length,
 # is no better than the worst of them. "never": when it could not be at any length.

@@ -20,21 +20,24 @@ from redco_flow.models.generation.beam import EarlyStopping, beam_search
 from redco_flow.models.generation.greedy import (
     EndTokens,
     Generated,
+    Growth,
     OnToken,
     ProcessScores,
     greedy_search,
     is_end,
+    segment_length,
     token_search,
 )
 from redco_flow.models.generation.logits_processors import (
     LogitsProcessing,
     ReadTokens,
+    Sampling,
+    draw,
+    keys_of_sequences,
     processor,
     read_prompts,
     read_start_token,
 )
-from redco_flow.models.generation.sampling import Sampling, draw, keys_of_sequences
-from redco_flow.models.generation.segments import Growth, segment_length
 from redco_flow.models.random import example_keys
 
 

@@ -14,9 +14,9 @@ import jax
 from redco_flow.engine.files import UnreadableFile, read_json, reading, write_json
 from redco_flow.models.family import ModelFamily
 from redco_flow.models.find import find_model
-from redco_flow.models.hub.generation_config import with_generation_config
 from redco_flow.models.hub.model_files import (
     CONFIG_FILE,
+    GENERATION_FILE,
     quantization_method,
     quantization_problem,
     weight_files,
@@ -124,3 +124,39 @@ def save_pretrained(directory: Path, model: Any, config: Any, params: Any) -> No
     directory.mkdir(parents=True, exist_ok=True)
     save_params(directory, model.tensor_layouts(config), params)
     write_json(directory / CONFIG_FILE, config.to_hugging_face())
+
+
+_END = "eos_token_id"
+# Other keys that decide which tokens a text has; here they count before config.json's.
+_TOKENS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+
+
+def with_generation_config(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Return a `config.json`'s content with what `generation_config.json` says of tokens.
+
+    A text ends at each end token that either file names.
+
+    Raises:
+        UnreadableFile: the file is not a JSON object.
+    """
+    path = directory / GENERATION_FILE
+    if not path.is_file():
+        return dict(values)
+    with reading(path, "a generation configuration"):
+        generation = read_json(path)
+    if not isinstance(generation, dict):
+        raise UnreadableFile(
+            f"{path}: not a generation configuration: a {type(generation).__name__}."
+        )
+    tokens = {key: generation[key] for key in _TOKENS if generation.get(key) is not None}
+    ends = [*_listed(values.get(_END)), *_listed(generation.get(_END))]
+    if ends:
+        tokens[_END] = [end for place, end in enumerate(ends) if end not in ends[:place]]
+    return {**values, **tokens}
+
+
+def _listed(tokens: Any) -> list[Any]:
+    """Return one token, several or none as a list; what they are is checked with the config."""
+    if tokens is None:
+        return []
+    return list(tokens) if isinstance(tokens, list) else [tokens]

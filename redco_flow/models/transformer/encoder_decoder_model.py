@@ -43,8 +43,12 @@ from redco_flow.models.transformer.decoding_layers import (
     without_layers,
 )
 from redco_flow.models.transformer.encoder_model import Encoder
-from redco_flow.models.transformer.head import Head, Unscored
-from redco_flow.models.transformer.language_model import LanguageModel, LanguageModelFamily
+from redco_flow.models.transformer.language_model import (
+    Head,
+    LanguageModel,
+    LanguageModelFamily,
+    Unscored,
+)
 from redco_flow.models.transformer.stack import Stack
 
 # Which derived key this is among those that an example's key gives.

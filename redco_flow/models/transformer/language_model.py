@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention.cache import with_room_for
+from redco_flow.models.attention.grouped import cap
 from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.family import ModelFamily, Params
+from redco_flow.models.projections import wide_product
 from redco_flow.models.transformer.decoding_layers import without_layers
-from redco_flow.models.transformer.head import Head, Unscored, score
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 CacheT = TypeVar("CacheT")
@@ -87,3 +88,41 @@ class LanguageModelFamily(ModelFamily[ConfigT]):
     def _without_layers(self, params: Params) -> tuple[Params, Any]:
         """Return the parameters without the decoder's layers, and the layers."""
         return without_layers(params)
+
+
+class Head(NamedTuple):
+    """A head's arrays.
+
+    Attributes:
+        kernel: (D, V) in the hidden states' dtype; of tied models the embedding, transposed.
+        bias: (V,) or (1, V) float32, or None.
+    """
+
+    kernel: jax.Array
+    bias: jax.Array | None
+
+
+class Unscored(NamedTuple):
+    """A model's results before its head.
+
+    Attributes:
+        hidden: (B, T, D), normalised and scaled as the head takes it.
+        head: what `score` multiplies it by.
+        router_logits: a mixture's, (L, B, T, E); None of other models.
+    """
+
+    hidden: jax.Array
+    head: Head
+    router_logits: jax.Array | None = None
+
+
+def score(logit_cap: float | None, head: Head, hidden: jax.Array) -> jax.Array:
+    """Score the vocabulary: (…, D) to (…, V), float32.
+
+    Args:
+        logit_cap: the soft cap of the scores; None: there is none.
+    """
+    scores = wide_product(hidden, head.kernel)
+    if head.bias is not None:
+        scores = scores + head.bias
+    return cap(scores, logit_cap)

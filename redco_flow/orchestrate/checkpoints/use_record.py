@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.checkpoints.find_model import PUBLISHED_MODULE
+from redco_flow.orchestrate.checkpoints.chat import PUBLISHED_MODULE
 from redco_flow.records import read_json
 from redco_flow.spec.names import import_named
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore

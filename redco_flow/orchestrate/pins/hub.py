@@ -17,10 +17,10 @@ from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.records import read_json
+from redco_flow.spec.data_files import missing_file
 from redco_flow.spec.document import DEFAULT
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
-from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import dotted
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import find_stage_kind

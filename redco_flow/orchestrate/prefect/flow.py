@@ -29,8 +29,8 @@ from redco_flow.orchestrate.prefect.server import (
     own_api,
 )
 from redco_flow.orchestrate.prefect.sweep_page import place_in_sweep
+from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.orchestrate.run.session import RunSession, session_in_use
-from redco_flow.orchestrate.run.stopping import Log
 from redco_flow.spec.find import bundled_behind, find_file
 
 _FLOW_FILE = "flows/pipeline.py"

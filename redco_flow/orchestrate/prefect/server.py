@@ -25,8 +25,7 @@ from typing import Any, BinaryIO
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate.prefect import serve
-from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy, ui_url
-from redco_flow.orchestrate.prefect.deleted_schedules import pause_endless_rules
+from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy, pause_endless_rules, ui_url
 from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.search_path import library_environment
 from redco_flow.tracking.locks import exclusive

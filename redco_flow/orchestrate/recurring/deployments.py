@@ -21,11 +21,12 @@ from zoneinfo import ZoneInfo
 from pydantic import ValidationError
 
 from redco_flow.errors import DamagedRecord, UsageError
-from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
-from redco_flow.orchestrate.prefect.deleted_schedules import (
+from redco_flow.orchestrate.prefect.api import (
     FLOW,
+    PrefectApi,
     deleted_schedules,
     forget_deleted,
+    ui_url,
 )
 from redco_flow.orchestrate.prefect.report import (
     SCHEDULE_VARIABLE,
@@ -42,8 +43,13 @@ from redco_flow.orchestrate.recurring.firing import Firer, Terms
 from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import DATE_VARIABLE
-from redco_flow.spec.recurrence import checked_rule, next_dates
-from redco_flow.spec.schedule import ScheduleSection, interval_of, interval_text
+from redco_flow.spec.schedule import (
+    ScheduleSection,
+    checked_rule,
+    interval_of,
+    interval_text,
+    next_dates,
+)
 from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace, user_name
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.orchestrate.notify.channels import Notice
-from redco_flow.orchestrate.notify.notices import tell_at_once, without_secrets
+from redco_flow.orchestrate.notices import Notice, tell_at_once, without_secrets
 from redco_flow.orchestrate.prefect.server import external_url
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.spec.notify import NotifySection

@@ -26,7 +26,7 @@ from redco_flow.orchestrate.recurring.deployments import (
 )
 from redco_flow.orchestrate.recurring.firing import leave, note_end_of
 from redco_flow.orchestrate.recurring.silence import watch_only_while
-from redco_flow.orchestrate.run.stopping import Log
+from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.spec.find import find_file
 from redco_flow.tracking.schedules import Firing, FiringState, ScheduleDirectory
 from redco_flow.tracking.typed_records import unless_damaged

@@ -39,7 +39,7 @@ from redco_flow.orchestrate.recurring.serving_record import (
     lock_path,
     note_serving,
 )
-from redco_flow.orchestrate.run.stopping import Log
+from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.records import open_no_link
 from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.process_identity import ProcessIdentity

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.notify.channels import Notice, body_for
+from redco_flow.orchestrate.notices import Notice, body_for
 from redco_flow.spec.schedule import interval_of
 from redco_flow.tracking.schedules import Schedule
 

@@ -19,8 +19,8 @@ from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
 from redco_flow.launch.call import read_call
 from redco_flow.orchestrate.run.attempts import StageAttempts, end_attempt
 from redco_flow.orchestrate.run.calls import write_attempt, write_attempt_ahead
+from redco_flow.orchestrate.run.cancel import Log, RunContext
 from redco_flow.orchestrate.run.groups import note_rest, write_rest
-from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.sweep_directory import note_shared_attempt

@@ -23,12 +23,11 @@ from redco_flow.errors import (
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.call import Call, InputReference, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.endings import never_began, write_exit
+from redco_flow.orchestrate.run.attempt_files import LogTail, await_result
+from redco_flow.orchestrate.run.cancel import Detached, Log, RunContext, StopRequest, pause_after
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
-from redco_flow.orchestrate.run.late_records import await_result
-from redco_flow.orchestrate.run.log_lines import LogTail
 from redco_flow.orchestrate.run.plan import input_ids
 from redco_flow.orchestrate.run.state import StateStore
-from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest, pause_after
 from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.file_lock import HeldLock, LockRequest

@@ -8,10 +8,10 @@ from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call, InputReference, JobResources, write_call
+from redco_flow.orchestrate.run.cancel import RunContext
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.plan import output_id
-from redco_flow.orchestrate.run.stopping import RunContext
-from redco_flow.runtime.shards import shards_left
+from redco_flow.runtime.process_group import shards_left
 from redco_flow.spec.load import InputRef, ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind

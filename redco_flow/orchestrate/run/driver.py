@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.redaction import redact_text
-from redco_flow.orchestrate.notify.notices import tell_end
+from redco_flow.orchestrate.notices import tell_end
+from redco_flow.orchestrate.run.cancel import Log, RunContext, StopRequest, pause_after
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.session import Outcome, RunSession
 from redco_flow.orchestrate.run.state import LaunchRecord, StateStore, note_takeover
-from redco_flow.orchestrate.run.stopping import Log, RunContext, StopRequest, pause_after
 from redco_flow.records import open_no_link, write_text
 from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile

@@ -12,8 +12,8 @@ from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.orchestrate.run.attempts import StageAttempts, end_attempt
 from redco_flow.orchestrate.run.calls import job_resources, write_attempt_ahead
+from redco_flow.orchestrate.run.cancel import RunContext
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
-from redco_flow.orchestrate.run.stopping import RunContext
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory, State

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from redco_flow.errors import RunCancelled, StageFailed
 from redco_flow.orchestrate.run.ahead import JobChain, SweepQueue
 from redco_flow.orchestrate.run.attempts import Finished, StageAttempts
+from redco_flow.orchestrate.run.cancel import Detached, Log, RunContext
 from redco_flow.orchestrate.run.plan import upstream_of
 from redco_flow.orchestrate.run.stage_runner import StageRunner
-from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext
 from redco_flow.tracking.attempt import ENDED_STAGE_STATES, State
 
 DETACHED_EXIT_CODE = 130

@@ -29,8 +29,8 @@ from redco_flow.orchestrate.run.attempts import (
     request_claim,
 )
 from redco_flow.orchestrate.run.calls import write_attempt
+from redco_flow.orchestrate.run.cancel import Log, RunContext
 from redco_flow.orchestrate.run.groups import next_in_job, note_rest, write_rest
-from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import write_json
 from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.load import ResolvedStage

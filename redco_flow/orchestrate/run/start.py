@@ -36,7 +36,7 @@ from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, Stat
 from redco_flow.tracking.code_digest import changed_modules
 from redco_flow.tracking.deletions import forget_deletion, refuse_deleted
 from redco_flow.tracking.locks import Lease, acquire, exclusive, find_holder
-from redco_flow.tracking.references import read_references
+from redco_flow.tracking.needs import read_references
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace

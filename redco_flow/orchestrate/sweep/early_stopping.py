@@ -17,8 +17,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import reattach
-from redco_flow.orchestrate.run.cancel import has_ended
-from redco_flow.orchestrate.run.stopping import Log
+from redco_flow.orchestrate.run.cancel import Log, has_ended
 from redco_flow.orchestrate.sweep.successive_halving import Measurement, SuccessiveHalving, decide
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.run_directory import RunDirectory

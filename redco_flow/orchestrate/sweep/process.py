@@ -25,7 +25,7 @@ from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.launch.executor import CallJob, reattach
 from redco_flow.orchestrate.prefect.sweep_page import SweepPage
 from redco_flow.orchestrate.run.ahead import SweepQueue
-from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended
+from redco_flow.orchestrate.run.cancel import Log, StopRequest, cancel_runs, has_ended
 from redco_flow.orchestrate.run.driver import Driver, open_session
 from redco_flow.orchestrate.run.groups import jobs_of_groups
 from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
@@ -33,7 +33,6 @@ from redco_flow.orchestrate.run.orchestrator import run_and_exit
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
-from redco_flow.orchestrate.run.stopping import Log, StopRequest
 from redco_flow.orchestrate.sweep.control import PlannedPoint, request_cancel
 from redco_flow.orchestrate.sweep.early_stopping import EarlyStopping
 from redco_flow.records import digest_json

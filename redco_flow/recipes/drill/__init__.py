@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from redco_flow.launch.faults import FAULT_VARIABLE
-from redco_flow.launch.processes import ATTEMPT_VARIABLE, RankInfo
+from redco_flow.launch.processes import ATTEMPT_VARIABLE, FAULT_VARIABLE, RankInfo
 from redco_flow.recipes import text_to_text
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
 from redco_flow.recipes.text_to_text import encode

@@ -16,7 +16,7 @@ import optax
 
 from redco_flow.models.hub.pretrained import load_pretrained
 from redco_flow.recipes.image_classification.config import Settings, collate_fn
-from redco_flow.recipes.parts.image_augmentation import augment
+from redco_flow.recipes.parts.images import augment
 from redco_flow.recipes.parts.model import ChosenModel, choose_sized_model, with_changes
 from redco_flow.recipes.recipe import Recipe
 

@@ -18,7 +18,7 @@ import numpy as np
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import PerExample
 from redco_flow.recipes.image_to_text.config import Settings, collate_fn
-from redco_flow.recipes.parts.image_augmentation import augment
+from redco_flow.recipes.parts.images import augment
 from redco_flow.recipes.parts.model import (
     check_vocabulary,
     choose_sized_model,

@@ -23,7 +23,7 @@ __all__ = [
 
 def init_params(key: Any, settings: Settings) -> Any:
     """Draw the parameters."""
-    from redco_flow.recipes.text_to_image.model import draw_params
+    from redco_flow.recipes.text_to_image.run import draw_params
 
     return draw_params(key, settings)
 

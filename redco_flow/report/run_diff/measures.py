@@ -10,7 +10,7 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.report.compared_run import ComparedRun
 from redco_flow.report.metrics import direction_of, metrics_artifact
-from redco_flow.report.run_diff.changes import Change, changes_by_stage, collect
+from redco_flow.report.run_diff.settings import Change, changes_by_stage, collect
 from redco_flow.report.stage_facts import DAMAGED, StageFacts, logging_attempts
 from redco_flow.report.training_history import Record, read_history
 from redco_flow.tracking.metrics_artifact import read_metrics

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.report.compared_run import ComparedRun
-from redco_flow.report.run_diff.changes import Change, changed_keys, changes_by_stage, collect
 from redco_flow.report.run_diff.code import CodePatch, code_patch
 from redco_flow.report.run_diff.measures import (
     MetricChange,
@@ -19,7 +18,15 @@ from redco_flow.report.run_diff.measures import (
     metric_changes,
     training_changes,
 )
-from redco_flow.report.run_diff.settings import SettingChanges, flatten, setting_changes
+from redco_flow.report.run_diff.settings import (
+    Change,
+    SettingChanges,
+    changed_keys,
+    changes_by_stage,
+    collect,
+    flatten,
+    setting_changes,
+)
 from redco_flow.report.stage_facts import DAMAGED, StageFacts
 from redco_flow.tracking.damage import LaunchFile
 from redco_flow.tracking.results import ABSENT, StageResult

@@ -10,7 +10,7 @@ from typing import Any
 from redco_flow.errors import ArtifactError
 from redco_flow.hub import config_in
 from redco_flow.recipes.find import find_recipe
-from redco_flow.recipes.parts.model_directory import find_checkpoint
+from redco_flow.recipes.parts.model import find_checkpoint
 from redco_flow.recipes.recipe import CLASSES, Recipe, TokenLengths
 from redco_flow.stages.artifacts.checkpoint import ModelRecord, TrainedModel
 from redco_flow.stages.artifacts.published import head_problem, labels_of

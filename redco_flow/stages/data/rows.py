@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.spec.bad_rows import OnBadRow, SkipLimit, allowed_bad_rows
+from redco_flow.spec.raw_data import OnBadRow, SkipLimit, allowed_bad_rows
 
 _NUM_SHOWN = 20
 

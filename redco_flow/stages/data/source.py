@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.local_paths import exists, expanded, is_folder
-from redco_flow.spec.data_files import as_list, names_of
-from redco_flow.spec.missing_paths import missing_file
+from redco_flow.spec.data_files import as_list, missing_file, names_of
 from redco_flow.spec.names import import_named
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.data.csv_rows import Dialect
 from redco_flow.stages.data.hub_rows import hub_image_folders, hub_splits
-from redco_flow.stages.data.image_folder import (
+from redco_flow.stages.data.image_files import (
     ENDINGS,
     ImageFile,
     class_names,

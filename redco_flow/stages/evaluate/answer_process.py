@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TextIO
 
-from redco_flow.stages.evaluate import landlock, plain_data, system_calls
+from redco_flow.stages.evaluate import plain_data
+from redco_flow.stages.evaluate.sandbox import drop_privileges, restrict_files
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -40,8 +41,8 @@ def main() -> None:
     """Run the program of the first request; then do what the further ones ask for."""
     requests, replies = _take_standard_streams()
     # In a Landlock domain below that of the tests, whose process it can neither trace nor signal.
-    system_calls.drop_privileges()
-    landlock.restrict(["/"], ["/"])
+    drop_privileges()
+    restrict_files(["/"], ["/"])
     first = json.loads(requests.readline())
     answer = _Answer()
     _reply(replies, lambda: answer.run(first["program"], first["names"]))

@@ -23,7 +23,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-from redco_flow.stages.evaluate import landlock, namespaces, system_calls
+from redco_flow.stages.evaluate.sandbox import (
+    deny_system_calls,
+    drop_privileges,
+    enter_namespaces,
+    hide_from_other_processes,
+    landlock_version,
+    mount_fresh_folders,
+    restrict_files,
+)
 
 WORD_VARIABLE = "REDCO_FLOW_REPORT_WORD"
 READABLE_VARIABLE = "REDCO_FLOW_READABLE"
@@ -48,9 +56,9 @@ def main() -> None:
     report, seconds, num_bytes, folder, words = _arguments()
     os.set_inheritable(report, False)
     limits = _limits(seconds, num_bytes)
-    has_namespaces = namespaces.leave()
+    has_namespaces = enter_namespaces()
     # The program, of the same user, must not reach the descriptors and the word of this process.
-    system_calls.hide_from_other_processes()
+    hide_from_other_processes()
     _libc.prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
     _libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
     from_keeper, to_us = os.pipe()
@@ -65,7 +73,7 @@ def main() -> None:
     found = {
         "exit_code": exit_code,
         "is_apart": is_mounted,
-        "is_confined": landlock.version() > 0,
+        "is_confined": landlock_version() > 0,
         "word": os.environ.get(WORD_VARIABLE, ""),
     }
     os.write(report, json.dumps(found).encode() + b"\n")
@@ -110,7 +118,7 @@ def _keep(
     its child; when the first ends, the kernel ends all others.
     """
     _libc.prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
-    is_mounted = has_namespaces and namespaces.mount(folder, _MAX_FOLDER_BYTES, _readable())
+    is_mounted = has_namespaces and mount_fresh_folders(folder, _MAX_FOLDER_BYTES, _readable())
     if has_namespaces:
         os.write(report, b"1" if is_mounted else b"0")
     program = os.fork()
@@ -153,9 +161,9 @@ def _become(
 
 def confine(readable: list[str], writable: list[str]) -> None:
     """Restrict this process and its children to some files, and deny what no test needs."""
-    system_calls.drop_privileges()
-    landlock.restrict([*readable, *_SYSTEM_FILES], [*writable, *_DEVICES])
-    system_calls.deny_system_calls()
+    drop_privileges()
+    restrict_files([*readable, *_SYSTEM_FILES], [*writable, *_DEVICES])
+    deny_system_calls()
 
 
 def _read_exit_code(from_keeper: int, seconds: float) -> int | None:

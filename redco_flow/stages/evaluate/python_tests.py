@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from redco_flow.stages.evaluate import answer_process, plain_data, system_calls
+from redco_flow.stages.evaluate import answer_process, plain_data
 from redco_flow.stages.evaluate.own_process import command
+from redco_flow.stages.evaluate.sandbox import hide_from_other_processes
 
 _DEFINITION = re.compile(r"^(?:@.*\n)*(?:async def|def|class)\b", re.MULTILINE)
 
@@ -43,7 +44,7 @@ def run_tests(prompt: str, answer: str, test: str) -> None:
         AssertionError: the answer ended its process, or the tests ended by SystemExit.
         Exception: what the tests or the answer raised, as a built-in exception.
     """
-    system_calls.hide_from_other_processes()
+    hide_from_other_processes()
     code = ast.parse(test, "<test>")
     namespace: dict[str, Any] = {"__name__": "__main__", **_finished_part(prompt)}
     wanted = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)} - {*namespace}

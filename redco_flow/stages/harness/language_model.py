@@ -34,8 +34,7 @@ from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.stages.harness.config import Config
 from redco_flow.stages.length_bucketing import bucket_lengths, bucket_prompts
 from redco_flow.text.rendering import Chat, Wanted, render_chat
-from redco_flow.text.special_tokens import with_start
-from redco_flow.text.stop_strings import cut_before
+from redco_flow.text.special_tokens import cut_before, with_start
 
 Progress = Callable[[str, int, int], None]
 """(what is done, rows done, rows in all)"""

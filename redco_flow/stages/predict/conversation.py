@@ -49,8 +49,7 @@ from redco_flow.text.conversations import (
     check_characters,
     check_messages,
 )
-from redco_flow.text.special_tokens import with_start
-from redco_flow.text.stop_strings import cut_before, settled
+from redco_flow.text.special_tokens import cut_before, settled, with_start
 from redco_flow.text.tokenizer import TextTokenizer
 
 _RECIPE = "chat"

@@ -45,7 +45,7 @@ from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.predict.config import GENERATION, Config
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.text.pairs import PAIR_SEPARATOR
-from redco_flow.text.stop_strings import cut_before
+from redco_flow.text.special_tokens import cut_before
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.tracking.predictions_artifact import Prediction
 

@@ -23,7 +23,7 @@ from redco_flow.records import digest_file, read_json, read_json_if_present, syn
 from redco_flow.stages.artifacts.arrow_split import SplitWriter
 from redco_flow.stages.artifacts.dataset import SOURCE_IDS, split_file
 from redco_flow.stages.data.splits import SPLITS
-from redco_flow.stages.preprocess.encoder import Encoded
+from redco_flow.stages.preprocess.encoding import Encoded
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
 DATASET = "dataset"

@@ -24,7 +24,7 @@ from redco_flow.recipes.find import find_own_recipe, find_recipe
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.data.csv_rows import Dialect
-from redco_flow.stages.data.image_folder import ENDINGS
+from redco_flow.stages.data.image_files import ENDINGS
 from redco_flow.stages.data.row_files import read_file
 from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field, problem_of_text
 from redco_flow.stages.data.source import (

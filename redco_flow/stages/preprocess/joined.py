@@ -30,11 +30,10 @@ from redco_flow.stages.preprocess.blocks import (
     SplitCounts,
 )
 from redco_flow.stages.preprocess.config import Config
-from redco_flow.stages.preprocess.encoder import Encoder
-from redco_flow.stages.preprocess.encoding import load_tokenizer
+from redco_flow.stages.preprocess.encoding import Encoder, load_tokenizer
 from redco_flow.stages.preprocess.labels import are_ordered, class_names, tell_missing_classes
-from redco_flow.stages.preprocess.learnt import learnt_pieces, tell_learnt
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped, parts_of
+from redco_flow.stages.preprocess.texts import learnt_pieces, tell_learnt
 from redco_flow.tracking import row_counts
 from redco_flow.tracking.dataset_rows import SUMMARY_FILE
 

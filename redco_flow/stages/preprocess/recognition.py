@@ -19,11 +19,11 @@ from typing import Any, Literal
 from redco_flow.errors import UsageError
 from redco_flow.local_paths import exists, expanded
 from redco_flow.recipes.starters import Column, Fit, Kind, starters
-from redco_flow.spec.missing_paths import missing_file
+from redco_flow.spec.data_files import missing_file
 from redco_flow.spec.names import listed, nearest, shown
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.raw_data import CsvDialect
-from redco_flow.stages.data.image_folder import ENDINGS
+from redco_flow.stages.data.image_files import ENDINGS
 from redco_flow.stages.data.row_files import DIALECTS, ending_of
 from redco_flow.stages.data.rows import BadRow, Rows
 from redco_flow.stages.data.source import data_files, open_sources, problem_of

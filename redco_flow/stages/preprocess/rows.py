@@ -20,13 +20,13 @@ from redco_flow.stages.data.row_values import as_json_value, unpack_row
 from redco_flow.stages.preprocess.batches import RawRows
 from redco_flow.stages.preprocess.blocks import BlockStore, counted_ids
 from redco_flow.stages.preprocess.config import Config
-from redco_flow.stages.preprocess.encoder import (
+from redco_flow.stages.preprocess.encoding import (
     MAX_COUNTED_TARGETS,
     Batches,
     Encoded,
     SplitCount,
+    load_template,
 )
-from redco_flow.stages.preprocess.encoding import load_template
 from redco_flow.stages.preprocess.pairs import BlockSplit
 from redco_flow.stages.preprocess.row_reader import RowReader, row_reader
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer, record_of

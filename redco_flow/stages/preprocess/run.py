@@ -22,7 +22,7 @@ from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.batches import KeptPairs, RawRows
 from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config
-from redco_flow.stages.preprocess.encoder import Encoder
+from redco_flow.stages.preprocess.encoding import Encoder
 from redco_flow.stages.preprocess.joined import DatasetJoin, EncodedBlocks, damaged
 from redco_flow.stages.preprocess.pairs import BlockSplit, PairBatch
 from redco_flow.stages.preprocess.rows import RowEncoder

@@ -18,12 +18,11 @@ from redco_flow.stages.data.source import open_sources
 from redco_flow.stages.preprocess.blocks import SplitCounts, counted_pairs
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.stages.preprocess.heads import chat_columns
-from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces
-from redco_flow.stages.preprocess.texts import encode_call
+from redco_flow.stages.preprocess.texts import LEARNT, encode_call, learnt_pieces
 from redco_flow.stages.preprocess.tokenizer import fetch_tokenizer
 from redco_flow.text.conversations import BadConversation
 from redco_flow.text.tokenizer import TextTokenizer
-from redco_flow.tracking.learnt_counts import learnt_notes
+from redco_flow.tracking.row_counts import learnt_notes
 
 _NUM_LOOKED_AT = 200
 

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from redco_flow.recipes.chat.config import LEARNT
 from redco_flow.recipes.declared import DEFAULT_MAX_LENGTH, TextRecipe
 from redco_flow.recipes.find import find_recipe
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.arrow_split import IDS, read_batches
-from redco_flow.stages.artifacts.dataset import columns_with
+from redco_flow.stages.artifacts.dataset import DatasetSummary, columns_with
 from redco_flow.stages.preprocess.batches import KeptPairs, RawRows
 from redco_flow.stages.preprocess.blocks import BlockStore, counted_pairs, example_columns
 from redco_flow.stages.preprocess.config import Config, problem_of_texts
-from redco_flow.stages.preprocess.encoder import (
+from redco_flow.stages.preprocess.encoding import (
     MAX_COUNTED_TARGETS,
     Batches,
-    Encoded,
-    SplitCount,
-)
-from redco_flow.stages.preprocess.encoding import (
     Encode,
     EncodeCall,
     EncodeChats,
+    Encoded,
+    SplitCount,
     encode_batches,
     load_tokenizer,
 )
 from redco_flow.stages.preprocess.labels import Labels, NumberLabels, class_names, labels_for
-from redco_flow.stages.preprocess.learnt import LEARNT
 from redco_flow.stages.preprocess.pairs import (
     BlockSplit,
     ReadRow,
@@ -43,6 +43,14 @@ from redco_flow.stages.preprocess.pairs import (
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer, record_of
 from redco_flow.text.conversations import Conversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
+from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.tracking.row_counts import learnt_notes, learnt_warnings
+
+__all__ = ["LEARNT", "learnt_pieces", "tell_learnt"]
+
+_MAX_TOKENS = 400
+
+logger = logging.getLogger(__name__)
 
 
 def text_reader(config: Config) -> tuple[ReadRow, Labels | None]:
@@ -174,3 +182,29 @@ def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> I
         if recipe.targets is None:
             yield from batch["target"]
     context.report(phase="tokenizer")
+
+
+def tell_learnt(summary: DatasetSummary) -> None:
+    """Log it for each split of a dataset of conversations."""
+    for split, counts in summary.splits.items():
+        if "learnt_tokens" not in counts:
+            continue
+        warnings = list(learnt_warnings(counts))
+        for note in learnt_notes(counts):
+            logger.log(logging.WARNING if note in warnings else logging.INFO, "%s: %s", split, note)
+
+
+def learnt_pieces(example: Mapping[str, Any], tokenizer: TextTokenizer) -> list[list[Any]]:
+    """Return an encoded conversation's text in pieces, and whether each is learnt.
+
+    Of a long one the beginning: 400 tokens.
+    """
+    ids = [int(token) for token in example["target_ids"]]
+    edges = [0, *map(int, example[LEARNT]), len(ids)]
+    pieces = []
+    for number, (begin, end) in enumerate(pairwise(edges)):
+        part = ids[begin : min(end, _MAX_TOKENS)]
+        if part:
+            text = tokenizer.backend.decode(part, skip_special_tokens=False)
+            pieces.append([text, number % 2 == 1])
+    return pieces

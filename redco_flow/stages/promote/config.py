@@ -11,7 +11,7 @@ from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.tracking.aliases import AliasName
-from redco_flow.tracking.promotion.rule import Condition, Rule
+from redco_flow.tracking.promotion import Condition, Rule
 
 INPUTS = {
     "checkpoint": InputSlot(kind="checkpoint", default_selector="last"),
@@ -71,8 +71,7 @@ def conclude(config: Config, finished: FinishedStage) -> str:
     """
     # Imported here: what only plans never pays for it.
     from redco_flow.tracking.artifacts import ArtifactStore
-    from redco_flow.tracking.promotion.judgement import NotPromoted
-    from redco_flow.tracking.promotion.move_alias import PromotionRequest, promote
+    from redco_flow.tracking.promotion import NotPromoted, PromotionRequest, promote
 
     [checkpoint_id] = finished.result.ingredients["inputs"]["checkpoint"]
     request = PromotionRequest(

@@ -40,14 +40,9 @@ from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 from redco_flow.stages.device_layout import layout_problems
-from redco_flow.stages.train.continued_settings import (
-    OPTIMIZER_STATE,
-    continuation_problems,
-    optimizer_state_settings,
-)
-from redco_flow.stages.train.lora_targets import targets_problem
 from redco_flow.stages.train.positions import length_problems
 from redco_flow.stages.train.sections import (
+    OPTIMIZER_STATE,
     Batching,
     EarlyStoppingConfig,
     EvaluationConfig,
@@ -56,8 +51,11 @@ from redco_flow.stages.train.sections import (
     ProfileConfig,
     ScheduleConfig,
     checked_regex,
+    continuation_problems,
+    optimizer_state_settings,
+    targets_problem,
 )
-from redco_flow.tracking.mlflow_views import tag_outputs
+from redco_flow.tracking.mlflow_server import tag_outputs
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 # Scores of the validation loss; all others are of generated texts.

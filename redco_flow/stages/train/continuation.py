@@ -11,9 +11,9 @@ from redco_flow.engine.continuation import Continuation, plan_continuation
 from redco_flow.runtime.context import StageContext
 from redco_flow.stages.artifacts.checkpoint import CHECKPOINT_FOLDER, CheckpointArtifact
 from redco_flow.stages.train.config import Config
-from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, continuation_problems
 from redco_flow.stages.train.data import TrainingData
 from redco_flow.stages.train.scores import CannotTrain, early_stopping
+from redco_flow.stages.train.sections import OPTIMIZER_STATE, continuation_problems
 
 BATCHING = "batching"
 """The key of a checkpoint's metadata with the settings that its rows of examples depend on."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.engine import errors as engine_errors
-from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.checkpoint.checkpointer import (
     Checkpointer,
     Commit,
@@ -23,6 +22,7 @@ from redco_flow.engine.checkpoint.checkpointer import (
 )
 from redco_flow.engine.checkpoint.commit import TRAINING
 from redco_flow.engine.continuation import Continuation
+from redco_flow.engine.devices import decide_first
 from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
@@ -46,7 +46,6 @@ from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_to
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
 from redco_flow.stages.train.continuation import BATCHING, check_steps_left, find_continuation
-from redco_flow.stages.train.continued_settings import OPTIMIZER_STATE, optimizer_state_settings
 from redco_flow.stages.train.data import TrainingData, read_training_data
 from redco_flow.stages.train.disk_space import warn_of_little_space
 from redco_flow.stages.train.plan import plan_training, start_trainer
@@ -60,6 +59,7 @@ from redco_flow.stages.train.scores import (
     make_text_scores,
     modes_of_best,
 )
+from redco_flow.stages.train.sections import OPTIMIZER_STATE, optimizer_state_settings
 
 logger = logging.getLogger(__name__)
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from redco_flow.bounded import search_problem
+from redco_flow.local_paths import expanded, is_folder
 from redco_flow.metrics.settings import MetricSettings
+from redco_flow.models.find import find_config
+from redco_flow.models.hub.layouts import TensorLayout
+from redco_flow.models.hub.model_files import CONFIG_FILE
+from redco_flow.models.hub.module_names import ALL_LINEAR, find_targets, flat_layouts
+from redco_flow.records import read_json
 from redco_flow.spec.metric import find_metric
 from redco_flow.spec.model import (
     Fraction,
@@ -19,6 +28,86 @@ from redco_flow.spec.model import (
     Text,
     Texts,
 )
+from redco_flow.spec.pipeline import ModelSection
+from redco_flow.spec.stage_kind import StageConfig
+
+_PLAIN_NAME = re.compile(r"[\w.-]+")  # takes no time to search
+# What a model may have or not; which it is, its files say.
+_HEADS = ("has_head", "has_pooler", "has_classifier")
+_LABELS = TensorLayout(
+    "model labels", "labels model", "classifier.weight", aliases=("score.weight",)
+)
+
+OPTIMIZER_STATE = "optimizer_state"
+"""The key of a checkpoint's metadata with the settings that its optimizer state depends on."""
+
+_KEYS = ("recipe", "optimizer", "mu_dtype", "param_dtype", "frozen_dtype", "freeze")
+
+
+def targets_problem(
+    targets: str | list[str], family: str, model: ModelSection, *, has_labels: bool
+) -> str | None:
+    """Say which targets match nothing; None where all match, or the model is not here to ask.
+
+    Args:
+        family: one of ours.
+        has_labels: whether the recipe gives the model a head of labels.
+    """
+    try:
+        config = _config(family, model)
+    except (OSError, ValueError):  # reported for itself, or read when the stage runs
+        return None
+    if config is None:
+        return None
+    layouts = flat_layouts(config.tensor_layouts())
+    if has_labels:
+        layouts["classifier/kernel"] = _LABELS
+    entries = [targets] if isinstance(targets, str) else targets
+    patterns = [entry for entry in entries if not _PLAIN_NAME.fullmatch(entry)]
+    names = [*layouts, *(one.name for one in layouts.values())]
+    if patterns and (problem := search_problem(patterns, names)):
+        return problem
+    try:
+        found = find_targets(targets, layouts, renamings=config.module_renamings)
+    except ValueError as error:
+        return str(error)
+    if found.pattern == ALL_LINEAR:
+        return None
+    chosen = {path for path in layouts if found.pattern and re.search(found.pattern, path)}
+    if has_labels and all(path.startswith("classifier/") for path in chosen | {*found.modules}):
+        return (
+            f"{', '.join(entries)} means only the head of labels, which is trained in full anyway: "
+            f"name modules of the model too, or {ALL_LINEAR}"
+        )
+    return None
+
+
+def _config(family: str, model: ModelSection) -> Any:
+    """Return the model's configuration, with all heads; None where it is not here."""
+    kind = find_config(family)
+    config = kind()
+    if model.name_or_path is not None:
+        values = _config_values(model)
+        if values is None:
+            return None
+        config = kind.from_hugging_face(values)
+    heads = {name: True for name in _HEADS if hasattr(config, name)}
+    return config.updated({**model.config, **heads})
+
+
+def _config_values(model: ModelSection) -> Mapping[str, Any] | None:
+    """Return the content of the model's config.json, of a hub's where the cache has it."""
+    assert model.name_or_path is not None
+    folder = expanded(model.name_or_path)
+    if not is_folder(folder):
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model.name_or_path, CONFIG_FILE, revision=model.revision)
+        if not isinstance(found, str):
+            return None
+        folder = Path(found).parent
+    values = read_json(folder / CONFIG_FILE)
+    return values if isinstance(values, dict) else None
 
 
 class ScheduleConfig(StrictModel):
@@ -231,3 +320,34 @@ class ProfileConfig(StrictModel):
 
     start_step: PositiveInt
     num_steps: PositiveInt = 3
+
+
+def optimizer_state_settings(config: StageConfig) -> dict[str, Any]:
+    """Return a train stage's settings that are equal where an optimizer's state is continued."""
+    return {key: getattr(config, key) for key in _KEYS}
+
+
+def continuation_problems(config: StageConfig, saved: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield why a training cannot continue the optimizer of a checkpoint.
+
+    Args:
+        saved: the checkpoint's `optimizer_state_settings`; None where it has no such state.
+    """
+    if saved is None:
+        yield (
+            "the checkpoint has no recorded optimizer state: it is of low-rank factors, of "
+            "`keep: {optimizer: last}` and not the last one, or of an earlier version. Leave "
+            "`optimizer: true` out to begin with its parameters alone, or choose another checkpoint"
+        )
+        return
+    for key, value in optimizer_state_settings(config).items():
+        if saved.get(key) != value:
+            yield (
+                f"`optimizer: true` continues a training with {key} {_shown(saved.get(key))}, and "
+                f"here it is {_shown(value)}: give both the same {key}, or leave `optimizer: true` "
+                "out to begin with the parameters alone"
+            )
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from redco_flow.launch.processes import kill_processes_of
+from redco_flow.orchestrate.run.cancel import StopRequest
 from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import spawn, write_run
 from redco_flow.orchestrate.run.state import StateStore
-from redco_flow.orchestrate.run.stopping import StopRequest
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import profile_model
 from redco_flow.tracking.journal import read_journal

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.faults import FAULT_VARIABLE, FAULTS
+from redco_flow.launch.processes import FAULT_VARIABLE, FAULTS
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import retry_run, start_run
 from redco_flow.spec.find import find_file

@@ -6,11 +6,21 @@ gain that is asked for, and with the paired bootstrap's interval of that gain ab
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
-from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
+from redco_flow.tracking.aliases import (
+    Alias,
+    AliasEvent,
+    AliasMoved,
+    AliasName,
+    AliasStore,
+    EventKind,
+)
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.deletions import find_deletion, refuse_deleted
 from redco_flow.tracking.evaluations import (
@@ -19,14 +29,80 @@ from redco_flow.tracking.evaluations import (
     why_not_comparable,
     why_partial,
 )
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.metrics_artifact import MetricsSummary, read_metrics
+from redco_flow.tracking.mlflow_server import mirror_alias
 from redco_flow.tracking.paired_bootstrap import Evaluation, compared, draw_scores, why_not_compared
-from redco_flow.tracking.promotion.rule import Condition, Rule
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.results import read_result
 from redco_flow.tracking.run_metrics import training_metric
-from redco_flow.tracking.workspace import Workspace
+from redco_flow.tracking.workspace import Workspace, user_name
+
+_CONDITION = re.compile(r"\s*(?P<key>[^\s<>=]+)\s*(?P<sign>[<>])\s*(?P<than>[^\s<>=]+)\s*")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 _NUM_RESAMPLES = 10_000
 _SEED = 0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`rougeL > production`, `perplexity < @other/production`, `exact_match > 80`.
+
+    Args:
+        key: the score.
+        sign: `>` where the metric's larger scores are better, else `<`.
+        than: an alias, or a number.
+    """
+
+    key: str
+    sign: Literal[">", "<"]
+    than: str | float
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition.
+
+        Raises:
+            UsageError: it is none; says what one looks like.
+        """
+        found = _CONDITION.fullmatch(text)
+        if found is None:
+            raise UsageError(
+                f"{text!r} is no condition: write METRIC > ALIAS or METRIC < ALIAS, with a number "
+                "in the alias's place if you like, such as 'rougeL > production'."
+            )
+        than = found["than"]
+        value = float(than) if _NUMBER.fullmatch(than) else than
+        return cls(found["key"], ">" if found["sign"] == ">" else "<", value)
+
+    def __str__(self) -> str:
+        than = f"{self.than:g}" if isinstance(self.than, float) else self.than
+        return f"{self.key} {self.sign} {than}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The conditions of a promotion.
+
+    Args:
+        conditions: all of them have to hold.
+        min_gain: how much better each score has to be, in the metric's own unit.
+        confidence: of the bootstrap's interval of a gain over another checkpoint, which must lie
+            above 0.
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    min_gain: float = 0.0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.min_gain < 0:
+            raise UsageError(f"min-gain is {self.min_gain:g}; a gain is 0 or more.")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence is {self.confidence:g}; it is between 0 and 1.")
 
 
 class NotPromoted(RedcoFlowError):
@@ -214,4 +290,121 @@ def _how_to(name: AliasName) -> str:
     return (
         "Evaluate both in one pipeline, on all rows: for the other one a predict stage with "
         f'`checkpoint: "{name}"` and an evaluate stage.'
+    )
+
+
+@dataclass(frozen=True)
+class PromotionRequest:
+    """A promotion that is asked for.
+
+    Args:
+        name: the alias.
+        reason: why, in the person's words.
+        decision: the fingerprint of the stage that asks; empty for a person.
+    """
+
+    checkpoint: Artifact
+    name: AliasName
+    rule: Rule
+    reason: str = ""
+    decision: str = ""
+
+
+def promote(workspace: Workspace, request: PromotionRequest) -> Alias:
+    """Have an alias name a checkpoint.
+
+    Returns:
+        The alias; as it was where it names this checkpoint, or was moved by this decision before.
+
+    Raises:
+        NotPromoted: a condition does not hold or cannot be judged; says which and why.
+        ArtifactError: the checkpoint, or an evaluation of it, is damaged.
+        UsageError: a condition names an alias that there is not, or the wrong direction.
+        OSError: the disk is full or read-only; names the path, and the alias is as it was.
+    """
+    store, checkpoint = AliasStore(workspace), request.checkpoint
+    refuse_damage(workspace, checkpoint)
+    while True:
+        present = store.find(request.name)
+        if present is not None and _is_done(request, present):
+            return present
+        judged = PromotionCandidate(workspace, checkpoint, request.name, request.rule).records()
+        event = _event(
+            workspace,
+            "promoted",
+            checkpoint,
+            request.reason,
+            comparisons=judged,
+            decision=request.decision,
+        )
+        try:
+            moved = _move(workspace, request.name, event, present)
+        except AliasMoved:
+            continue  # the checkpoint has to be better than what was promoted meanwhile
+        return _mirrored(workspace, moved)
+
+
+def _is_done(request: PromotionRequest, present: Alias) -> bool:
+    """Whether the alias names the checkpoint, or did by this decision: then it moved since."""
+    decided = {event.decision for event in present.history} - {""}
+    return present.checkpoint == request.checkpoint.id or request.decision in decided
+
+
+def roll_back(workspace: Workspace, alias: Alias, reason: str = "") -> Alias:
+    """Have an alias name again what it named before.
+
+    Raises:
+        UsageError: it named nothing before, or was moved meanwhile.
+        ArtifactError: what it named is gone or damaged.
+        OSError: the disk is full or read-only; names the path, and the alias is as it was.
+    """
+    if not alias.previous:
+        raise UsageError(
+            f"{alias.name} names {alias.checkpoint[:12]}, the first that was promoted: there is "
+            "nothing before it to go back to."
+        )
+    target = ArtifactStore(workspace).get(alias.previous)
+    refuse_damage(workspace, target)
+    event = _event(workspace, "rolled_back", target, reason)
+    return _mirrored(workspace, _move(workspace, alias.name, event, alias))
+
+
+def _move(workspace: Workspace, name: AliasName, event: AliasEvent, after: Alias | None) -> Alias:
+    """Move the alias while nothing is deleted (`tracking.garbage_collection`).
+
+    Raises:
+        ArtifactError: the checkpoint was deleted meanwhile.
+    """
+    with exclusive(workspace.artifacts_lock):
+        refuse_deleted(workspace, ArtifactStore(workspace).get(event.checkpoint))
+        return AliasStore(workspace).move(name, event, after=after)
+
+
+def _mirrored(workspace: Workspace, moved: Alias) -> Alias:
+    """Tell an MLflow server of an alias that was moved; whatever it says, the alias was."""
+    if failure := mirror_alias(workspace, moved):
+        _log.warning("%s", failure)
+    return moved
+
+
+def model_of(workspace: Workspace, checkpoint: Artifact) -> str:
+    """Return the name of the pipeline that made a checkpoint; empty where no record says it."""
+    made_by = checkpoint.produced_by
+    result = read_result(workspace, str(made_by.get("fingerprint", "")))
+    return result.pipeline if result is not None else str(made_by.get("run", "")).rpartition("-")[0]
+
+
+def _event(
+    workspace: Workspace, kind: EventKind, checkpoint: Artifact, reason: str, **more: Any
+) -> AliasEvent:
+    evaluations = evaluations_of(workspace, checkpoint.id)
+    return AliasEvent(
+        event=kind,
+        checkpoint=checkpoint.id,
+        time=utc_now(),
+        by=user_name(),
+        host=os.uname().nodename,
+        reason=reason,
+        metrics=dict(scores_of(evaluations[0])) if evaluations else {},
+        **more,
     )
