@@ -35,6 +35,8 @@ LLAMA = {
 }  # fmt: skip
 # For compilers that unroll layers.
 ONE_LAYER = {**LLAMA, "num_hidden_layers": 1}
+# No dim is as long as the rows, or parts of them.
+NARROW_SIZES = {"hidden_size": 192, "intermediate_size": 96, "head_dim": 64}
 GEMMA = {
     **LLAMA, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 128,
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
@@ -289,7 +291,7 @@ def test_a_step_compiled_for_tpus_has_the_kernel_once_and_no_scores(monkeypatch,
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
     module = find_model("llama")
-    values = {"model_type": "llama", **ONE_LAYER, "max_position_embeddings": 512}
+    values = {"model_type": "llama", **ONE_LAYER, **NARROW_SIZES, "max_position_embeddings": 256}
     config = module.Config.from_hugging_face(values).updated(
         {"dtype": "bfloat16", "remat": "full", "activations": {"attention": "keep"}}
     )
@@ -299,7 +301,7 @@ def test_a_step_compiled_for_tpus_has_the_kernel_once_and_no_scores(monkeypatch,
         return cross_entropy(logits, batch["ids"])
 
     deployer, params = Deployer(2, devices=devices), module.abstract_params(config)
-    rows = jax.ShapeDtypeStruct((8, 512), jnp.int32)
+    rows = jax.ShapeDtypeStruct((8, LENGTH), jnp.int32)
     batch = {"ids": rows, "segments": rows}
     plan = TrainingPlan(
         deployer,
@@ -316,7 +318,7 @@ def test_a_step_compiled_for_tpus_has_the_kernel_once_and_no_scores(monkeypatch,
 
     # Forward, the gradient of the queries, those of keys and values.
     assert program.count('custom_call_target="tpu_custom_call"') == 3
-    assert not re.findall(r"\[[\d,]*512,512[\d,]*\]", program)
+    assert not re.findall(rf"\[[\d,]*{LENGTH},{LENGTH}[\d,]*\]", program)
     assert not [r for r in caplog.records if "in every micro-batch" in r.getMessage()]
 
 
@@ -331,8 +333,7 @@ def test_a_step_over_context_shards_compiled_for_tpus_has_the_kernel_and_no_scor
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc("v5p:2x2x1", platform="tpu").devices
     module, length = find_model("llama"), 1024
-    sizes = {"hidden_size": 192, "intermediate_size": 96, "head_dim": 64}
-    values = {"model_type": "llama", **ONE_LAYER, **sizes, "max_position_embeddings": length}
+    values = {"model_type": "llama", **ONE_LAYER, **NARROW_SIZES, "max_position_embeddings": length}
     config = module.Config.from_hugging_face(values).updated({"dtype": "float32", "remat": "full"})
 
     def loss_fn(params, batch, rngs, is_training):

@@ -83,8 +83,8 @@ def train_once(model, num_model_shards):
 
 
 TRAINED = (
-    "selective scan, associative", "state-space duality", "gated linear recurrence, by scan",
-    "gated linear attention", "recommender", "U-Net",
+    "selective scan, associative", "state-space duality", "gated linear attention", "recommender",
+    "U-Net",
 )  # fmt: skip
 
 

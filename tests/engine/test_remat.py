@@ -24,12 +24,12 @@ from tests.engine.traffic import read_collectives
 LAYERS, ROWS, LENGTH, WIDTH, HEADS, UNITS = 3, 8, 48, 32, 8, 40
 MESHES = {
     "fsdp 1": {},
+    "fsdp 2": {"num_fsdp_shards": 2},
     "fsdp 8": {"num_fsdp_shards": 8},
+    "model 8": {"num_model_shards": 8},
     "model 2, fsdp 4": {"num_model_shards": 2, "num_fsdp_shards": 4},
     "context 8": {"num_context_shards": 8},
 }
-# One that splits each axis.
-SPLIT = ("fsdp 1", "model 2, fsdp 4", "context 8")
 FAMILIES = {
     "llama": {
         "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": UNITS,
@@ -124,10 +124,10 @@ def spaces_of(family, mesh, remat):
     ]
 
 
-EACH = [*(("llama", mesh) for mesh in SPLIT), ("gpt2", "fsdp 8"), ("gpt2", "model 2, fsdp 4")]
+EACH = [("llama", "context 8"), ("llama", "model 2, fsdp 4"), ("gpt2", "fsdp 8")]
 
 
-@pytest.mark.parametrize(("family", "mesh"), EACH)
+@pytest.mark.parametrize(("family", "mesh"), [*(("llama", mesh) for mesh in MESHES), EACH[-1]])
 def test_with_full_a_layer_keeps_its_input_alone(family, mesh):
     """Engine case 55: at fsdp 1, 2 and 8 and context 8, `full` keeps one array a layer,
     `dots` the named products, and neither keeps scores.

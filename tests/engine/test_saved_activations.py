@@ -101,7 +101,6 @@ def kept(deployer, loss_fn, params, length=LENGTH):
 @pytest.mark.parametrize(
     ("family", "shards", "num_arrays"),
     [
-        ("llama", {"model": 4, "fsdp": 2}, 2),
         ("llama", {"model": 2, "context": 2, "data": 2}, 2),
         ("bart", {"model": 4}, 3 + 4),
     ],
