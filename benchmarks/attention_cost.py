@@ -1,6 +1,6 @@
 """Attention as our models call it ÷ JAX's own kernel called bare, compiled for one TPU chip or GPU.
 
-    python benchmarks/attention_cost.py [--target v5p] [--lengths 2048 8192] [--xla]
+    python benchmarks/attention_cost.py [--target v5p] [--lengths 2048 8192] [--shape tiny] [--xla]
     python benchmarks/attention_cost.py --target a100 [--window 1024] [--cap 50]
 
 LLaMA-3-8B's attention between its projections (width 4096, 32 heads, 8 key-value heads of 128,
@@ -18,7 +18,7 @@ import argparse
 import json
 import re
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import compile_targets
 import hlo_cost
@@ -26,11 +26,22 @@ import hlo_cost
 TARGETS = ("v5p", "v5e", "a100", "h100")
 KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 ROWS = {2048: 2}
-WIDTH, HEADS, GROUPS, HEAD_DIM = 4096, 32, 8, 128
+HEAD_DIM = 128
 COUNTED = ("hbm_bytes", "temp_bytes")
 
 
-def costs(attend: Any, layout: str, deployer: Any, length: int) -> dict[str, int]:
+class Shape(NamedTuple):
+    """The residual stream's width, query heads and key-value heads of a model."""
+
+    width: int
+    heads: int
+    groups: int
+
+
+SHAPES = {"8b": Shape(4096, 32, 8), "tiny": Shape(512, 4, 2)}
+
+
+def costs(attend: Any, layout: str, shape: Shape, deployer: Any, length: int) -> dict[str, int]:
     """Compile a sublayer and its gradients; `attend` takes and gives heads in this layout."""
     import jax
     import jax.numpy as jnp
@@ -43,11 +54,12 @@ def costs(attend: Any, layout: str, deployer: Any, length: int) -> dict[str, int
         found, pull_back = jax.vjp(sublayer, *inputs)
         return found, pull_back(cotangent)
 
-    x = (ROWS.get(length, 1), length, WIDTH)
-    kernels = [(WIDTH, heads, HEAD_DIM) for heads in (HEADS, GROUPS, GROUPS)]
+    width, heads, groups = shape
+    x = (ROWS.get(length, 1), length, width)
+    kernels = [(width, count, HEAD_DIM) for count in (heads, groups, groups)]
     shapes = [
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=deployer.named_sharding())
-        for shape in (x, x, *kernels, (HEADS, HEAD_DIM, WIDTH))
+        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=deployer.named_sharding())
+        for size in (x, x, *kernels, (heads, HEAD_DIM, width))
     ]
     compiled = jax.jit(deployer.on_mesh(with_gradients)).lower(*shapes).compile()
     program = compiled.as_text()
@@ -61,14 +73,14 @@ def costs(attend: Any, layout: str, deployer: Any, length: int) -> dict[str, int
     }
 
 
-def bare_splash(length: int) -> Any:
+def bare_splash(num_heads: int, length: int) -> Any:
     """Return the kernel over rows of (heads, tokens, head dim)."""
     import jax
     from jax.experimental.pallas.ops.tpu import splash_attention
 
     names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
     kernel = splash_attention.make_splash_mha(
-        splash_attention.MultiHeadMask([splash_attention.CausalMask((length, length))] * HEADS),
+        splash_attention.MultiHeadMask([splash_attention.CausalMask((length, length))] * num_heads),
         block_sizes=splash_attention.BlockSizes(
             **{f"block_{name}": min(length, 512) for name in names}
         ),
@@ -78,13 +90,14 @@ def bare_splash(length: int) -> Any:
     return lambda query, key, value: jax.vmap(kernel)(query * HEAD_DIM**-0.5, key, value)
 
 
-def bare_triton(segments: Any) -> Any:
+def bare_triton(shape: Shape, segments: Any) -> Any:
     """Return the kernel over rows of (tokens, heads, head dim), of packed rows."""
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.gpu import attention
 
     def attend(query: Any, key: Any, value: Any) -> Any:
-        key, value = (jnp.repeat(x, HEADS // GROUPS, axis=2) for x in (key, value))
+        repeats = shape.heads // shape.groups
+        key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
         return attention.mha(query, key, value, segments, HEAD_DIM**-0.5, causal=True)
 
     return attend
@@ -99,18 +112,19 @@ def measure(options: argparse.Namespace, length: int) -> dict[str, Any]:
     from redco_flow.models.layer_config import AttentionConfig
 
     deployer = Deployer(devices=compile_targets.find_chips(options.target, 1))
-    config = AttentionConfig(HEADS, GROUPS, HEAD_DIM, HEAD_DIM**-0.5, cap=options.cap)
+    shape = SHAPES[options.shape]
+    config = AttentionConfig(*shape[1:], HEAD_DIM, HEAD_DIM**-0.5, cap=options.cap)
     attend = partial(attend_sequence, config, window=options.window)
     if compile_targets.kind_of(options.target) == "tpu":
-        bare = costs(bare_splash(length), "bhtk", deployer, length)
+        bare = costs(bare_splash(shape.heads, length), "bhtk", shape, deployer, length)
     else:
         places = jnp.arange(length, dtype=jnp.int32) // (length // 3)
         segments = jnp.broadcast_to(places, (ROWS.get(length, 1), length))
         attend = partial(attend, biases=row_biases(None, segments))
-        bare = costs(bare_triton(segments), "bthk", deployer, length)
-    found = {"ours": costs(attend, "bthk", deployer, length), "bare": bare}
+        bare = costs(bare_triton(shape, segments), "bthk", shape, deployer, length)
+    found = {"ours": costs(attend, "bthk", shape, deployer, length), "bare": bare}
     if options.xla:
-        found["xla"] = costs(partial(attend, kernel="xla"), "bthk", deployer, length)
+        found["xla"] = costs(partial(attend, kernel="xla"), "bthk", shape, deployer, length)
     ratios = {f"{name}_ratio": found["ours"][name] / found["bare"][name] for name in COUNTED}
     return {"target": options.target, "length": length, **found, **ratios}
 
@@ -119,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=TARGETS, default="v5p")
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="8b")
     parser.add_argument("--window", type=int, help="tokens that a query looks back")
     parser.add_argument("--cap", type=float, help="soft cap of the scores")
     parser.add_argument("--xla", action="store_true", help="count formed scores, too")

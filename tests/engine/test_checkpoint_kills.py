@@ -11,7 +11,7 @@ import pytest
 
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
-NUM_KILLS = 20
+NUM_KILLS = 10
 
 SCRIPT = """
 # Fork a saver, kill it at a random moment of a random save, again and again; print what each told.

@@ -12,7 +12,7 @@ from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine import compiler_options as options
 from redco_flow.engine.compiler_options import compiler_options
 
-WIDTH = 1024
+WIDTH = 512
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
+from tests.drawn_params import draw_params
 from tests.engine.traffic import Collective, read_collectives
 
 llama = find_model("llama")
@@ -31,7 +32,7 @@ CONFIG = llama.Config.from_hugging_face(
     }
 )  # fmt: skip
 # (data, fsdp, context, model)
-MESHES = [(1, 1, 8, 1), (2, 1, 2, 2), (1, 2, 2, 2)]
+MESHES = [(1, 1, 8, 1), (1, 2, 2, 2)]
 SMALL = 2  # norms, which stay whole
 
 
@@ -69,41 +70,17 @@ def rules_of(deployer: Deployer, **options: Any) -> ShardingRules:
     return deployer.get_sharding_rules(shapes, loss_fn, batch, None, False, **options)
 
 
-def trainer_of(deployer: Deployer, optimizer: Any = None) -> Trainer:
+def trainer_of(deployer: Deployer) -> Trainer:
     return Trainer(
         deployer,
         collate_fn=collate,
         loss_fn=loss_fn,
-        params=llama.init_params(CONFIG, jax.random.key(0)),
-        optimizer=optimizer or optax.adamw(1e-2),
+        params=draw_params(llama, CONFIG),
+        optimizer=optax.adamw(1e-2),
         sharding_rules=rules_of(deployer),
         global_batch_size=8,
         max_grad_norm=1.0,
     )
-
-
-def first_step(mesh: tuple[int, int, int, int]) -> tuple[dict[str, Any], Any]:
-    """Return metrics and gradients."""
-    trainer = trainer_of(deployer_of(*mesh), optax.sgd(1.0))
-    before = jax.device_get(trainer.state["params"])
-    with trainer.read_batches(examples(), 0, 1) as batches:
-        metrics = jax.device_get(trainer.advance(next(iter(trainer.device_batches(batches)))))
-    after = jax.device_get(trainer.state["params"])
-    return metrics, jax.tree.map(np.subtract, before, after)
-
-
-@pytest.mark.slow
-def test_a_step_is_that_of_one_device():
-    expected, gradients = first_step((1, 1, 1, 1))
-
-    metrics, found = first_step((1, 2, 2, 2))
-
-    assert metrics["total"] == pytest.approx(expected["total"], rel=1e-5)
-    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
-    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(gradients), strict=True):
-        # Parameters of size one hold a gradient to 1e-7.
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -124,20 +101,24 @@ def test_a_device_holds_its_share_of_parameters_and_optimizer_state(mesh):
     assert held == trainer.sharding_rules.bytes_per_device
 
 
+def numbered(leaf: jax.Array) -> jax.Array:
+    return leaf + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
+
+
 @pytest.mark.slow
 def test_training_goes_on_where_parameters_are_split_otherwise(tmp_path):
     """Engine case 47, a saved state on other meshes: it is restored exactly."""
-    first = trainer_of(deployer_of(1, 2, 2, 2))
+    first = trainer_of(deployer_of(1, 2, 2, 2)).state
+    # Moments and parameters of which no two are equal, without a step.
+    first = jax.jit(lambda state: jax.tree.map(numbered, state))(first)
     others = [(1, 1, 8, 1, True), (2, 1, 2, 2, False)]
 
     with Checkpointer(tmp_path) as checkpointer:
-        first.fit(examples(), num_epochs=1, checkpointer=checkpointer)
+        checkpointer.save(1, first, cursor={})
         for *mesh, over in others:
             other = trainer_of(deployer_of(*mesh, over=over))
             other.restore(checkpointer)
-            for one, two in zip(
-                jax.tree.leaves(other.state), jax.tree.leaves(first.state), strict=True
-            ):
+            for one, two in zip(jax.tree.leaves(other.state), jax.tree.leaves(first), strict=True):
                 np.testing.assert_array_equal(one, two)
 
 

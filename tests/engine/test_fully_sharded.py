@@ -111,7 +111,7 @@ def on_one_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES[:3])
+@pytest.mark.parametrize("mesh", MESHES[1:3])
 def test_losses_gradients_and_parameters_are_those_of_one_device(mesh):
     """Engine case 12: three steps, the last one partial."""
     expected, alone = on_one_device()

@@ -1,5 +1,6 @@
 """What data parallelism sends: gradients, each once, many in one reduction."""
 
+import functools
 import math
 import re
 
@@ -92,19 +93,19 @@ STEPS = {
 }
 
 
-@pytest.fixture(scope="module", params=STEPS.values(), ids=STEPS)
-def steps(request):
-    """Of one and of four micro-batches over four data shards, beside two shards of another axis."""
-    family, axes = request.param
+@functools.cache
+def step_of(name, num_micro):
+    """Of some micro-batches over four data shards, beside two shards of another axis."""
+    family, axes = STEPS[name]
     num_devices = NUM_DEVICES * math.prod(axes.values())
-    deployer = Deployer(**axes, devices=jax.devices()[:num_devices])
-    return tuple(lower_step(deployer, num_micro, family) for num_micro in (1, 4))
+    return lower_step(Deployer(**axes, devices=jax.devices()[:num_devices]), num_micro, family)
 
 
 @pytest.mark.slow
-def test_gradients_travel_between_data_shards_once_a_step_however_many_micro_batches(steps):
+@pytest.mark.parametrize("name", STEPS)
+def test_gradients_travel_between_data_shards_once_a_step_however_many_micro_batches(name):
     """What travels within the other axis alone has smaller groups."""
-    _, (step, rules) = steps
+    step, rules = step_of(name, 4)
 
     found = read_collectives(step.as_text())
 
@@ -114,9 +115,9 @@ def test_gradients_travel_between_data_shards_once_a_step_however_many_micro_bat
 
 
 @pytest.mark.slow
-def test_accumulated_gradients_take_no_more_memory_for_being_kept_apart(steps):
+def test_accumulated_gradients_take_no_more_memory_for_being_kept_apart():
     """What is accumulated and what is added to it; each shard's of all shards would be four."""
-    of_one, of_four = (step.memory_analysis().temp_size_in_bytes for step, _ in steps)
-    _, rules = steps[0]
+    (one, rules), (four, _) = (step_of("fsdp", num_micro) for num_micro in (1, 4))
 
+    of_one, of_four = (step.memory_analysis().temp_size_in_bytes for step in (one, four))
     assert of_four <= of_one + 2 * rules.bytes_per_device

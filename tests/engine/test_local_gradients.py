@@ -1,6 +1,5 @@
 """Micro-batches over data shards: the numbers of one device, whatever the function does."""
 
-import functools
 import logging
 
 import jax
@@ -14,52 +13,33 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.step import Sums, mean_gradients
 from redco_flow.models.find import find_model
+from tests.drawn_params import draw_params
 
 # The vocabulary is not a multiple of any number of shards: its table is stored padded.
 VOCAB, LENGTH, BATCH = 63, 12, 8
-LLAMA = {
-    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH,
-    "bos_token_id": 2, "eos_token_id": 1,
-}  # fmt: skip
-FAMILIES = {
-    "llama": LLAMA,
-    "mixtral": {**LLAMA, "num_local_experts": 4},
-    # Dropout, and a fused kernel of queries, keys and values.
-    "gpt2": {
-        "vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH,
-        "bos_token_id": 2, "eos_token_id": 1,
-        "resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2,
-    },
-}  # fmt: skip
+GPT2 = find_model("gpt2")
+# Dropout, and a fused kernel of queries, keys and values.
+CONFIG = GPT2.Config.from_hugging_face({
+    "model_type": "gpt2", "vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 4,
+    "n_positions": LENGTH, "bos_token_id": 2, "eos_token_id": 1,
+    "resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2,
+})  # fmt: skip
 
 
-def deployer_of(data, fsdp=1, context=1, model=1):
-    devices = jax.devices()[: data * fsdp * context * model]
-    return Deployer(model, num_context_shards=context, num_fsdp_shards=fsdp, devices=devices)
+def deployer_of(data):
+    return Deployer(devices=jax.devices()[:data])
 
 
-def model_of(family):
-    module = find_model(family)
-    return module, module.Config.from_hugging_face({"model_type": family, **FAMILIES[family]})
-
-
-def loss_of(family):
+def loss_fn(params, batch, rngs, is_training):
     """Of texts of 1 to LENGTH tokens, padded with 0; measures how many tokens are large."""
-    module, config = model_of(family)
-
-    def loss_fn(params, batch, rngs, is_training):
-        ids = batch["ids"]
-        mask = (ids != 0).astype(jnp.int32)
-        logits = module.apply(config, params, ids, mask, rngs=rngs if is_training else None)
-        labels = jnp.where(ids == 0, -100, ids)[:, 1:]
-        return *cross_entropy(logits[:, :-1], labels), {"large": jnp.sum(ids > 40, axis=1)}
-
-    return loss_fn
+    ids = batch["ids"]
+    mask = (ids != 0).astype(jnp.int32)
+    logits = GPT2.apply(CONFIG, params, ids, mask, rngs=rngs if is_training else None)
+    labels = jnp.where(ids == 0, -100, ids)[:, 1:]
+    return *cross_entropy(logits[:, :-1], labels), {"large": jnp.sum(ids > 40, axis=1)}
 
 
 def texts(count):
@@ -80,8 +60,9 @@ class Records(Callback):
         self.logged.append([record[name] for name in ("loss", "large", "grad_norm")])
 
 
-def train(deployer, loss_fn, params, **options):
+def train_gpt2(deployer, **options):
     """Two steps of which the last is partial: (records, what the parameters became)."""
+    params = draw_params(GPT2, CONFIG)
     rules = deployer.get_sharding_rules(params, loss_fn, collate(texts(2)), None, False)
     trainer = Trainer(
         deployer,
@@ -98,12 +79,6 @@ def train(deployer, loss_fn, params, **options):
     return records.logged, jax.device_get(trainer.state["params"])
 
 
-def train_family(family, deployer, **options):
-    module, config = model_of(family)
-    params = module.init_params(config, jax.random.key(0))
-    return train(deployer, loss_of(family), params, **options)
-
-
 def assert_same(found, expected):
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     for one, two in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True):
@@ -111,52 +86,13 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-5 * np.abs(two).max())
 
 
-@functools.cache
-def on_one_device(family):
-    return train_family(family, deployer_of(1))
-
-
-@functools.cache
-def gpt2_over_data_shards():
-    return train_family("gpt2", deployer_of(4), per_device_batch_size=1)
-
-
-@pytest.mark.slow
-@pytest.mark.covers("one device", family="mixtral", mesh="data × fsdp × context")
-def test_micro_batches_over_data_shards_train_like_one_device_without_any():
-    """Engine cases 12, 35 and 36: losses and parameters equal; the loss is the mean over tokens."""
-    found = train_family("mixtral", deployer_of(2, fsdp=2, context=2), per_device_batch_size=1)
-
-    assert_same(found, on_one_device("mixtral"))
-
-
 @pytest.mark.slow
 @pytest.mark.covers("one device", family="gpt2", mesh="data")
 def test_micro_batches_with_dropout_train_like_one_device_without_any():
     """Engine case 42: each example has its own mask."""
-    assert_same(gpt2_over_data_shards(), on_one_device("gpt2"))
+    found = train_gpt2(deployer_of(4), per_device_batch_size=1)
 
-
-@pytest.mark.slow
-def test_the_same_micro_batches_on_the_same_mesh_train_bitwise_the_same():
-    again = train_family("gpt2", deployer_of(4), per_device_batch_size=1)
-
-    jax.tree.map(np.testing.assert_array_equal, again, gpt2_over_data_shards())
-
-
-@pytest.mark.slow
-def test_low_rank_factors_train_like_on_one_device():
-    """The base is frozen."""
-    module, config = model_of("llama")
-    base = module.init_params(config, jax.random.key(0))
-    traced = (base, loss_of("llama"), collate(texts(2)), None, False)
-    lora = plan_lora(*traced, rank=2, alpha=4.0, targets="layers")
-    params = lora.start(base, jax.random.key(1))
-
-    def run(deployer, **options):
-        return train(deployer, lora.adapt(loss_of("llama")), params, trainable="^lora/", **options)
-
-    assert_same(run(deployer_of(2, model=2), per_device_batch_size=1), run(deployer_of(1)))
+    assert_same(found, train_gpt2(deployer_of(1)))
 
 
 def plain(w, x):

@@ -80,7 +80,7 @@ def on_one_device(loss_fn):
 
 @pytest.mark.parametrize(
     ("mesh", "rows_of_device", "loss_fn"),
-    [((1, 8, 1), None, tied_loss), ((2, 4, 1), 1, loss), ((2, 2, 2), 1, tied_loss)],
+    [((2, 4, 1), 1, loss), ((2, 2, 2), 1, tied_loss)],
 )
 def test_the_step_is_that_of_one_device(mesh, rows_of_device, loss_fn):
     """Engine case 12, for a table that other rows are looked up in than a device's own."""

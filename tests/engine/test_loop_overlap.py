@@ -42,7 +42,7 @@ def trainer_on(num_devices):
 
 @pytest.mark.slow
 def test_the_loop_goes_on_while_a_step_is_being_computed():
-    examples = [{"x": 1.0, "turns": 100}] * (BATCH * NUM_STEPS)
+    examples = [{"x": 1.0, "turns": 50}] * (BATCH * NUM_STEPS)
     trainer = trainer_on(2)
     is_computing = []
 
@@ -60,7 +60,7 @@ def test_the_loop_goes_on_while_a_step_is_being_computed():
 @pytest.mark.slow
 def test_a_slow_step_of_a_training_is_told_of_with_its_number(caplog):
     examples = [{"x": 1.0, "turns": 1} for _ in range(BATCH * NUM_STEPS)]
-    examples[epoch_order(len(examples), 0, 0)[19 * BATCH]]["turns"] = 3000
+    examples[epoch_order(len(examples), 0, 0)[19 * BATCH]]["turns"] = 1000
 
     with caplog.at_level(logging.WARNING):
         trainer_on(1).fit(examples, num_epochs=1)

@@ -33,8 +33,7 @@ def some_logits(shape=(3, 5, 11)):
     return rng.normal(0, 4, shape).astype(np.float32), labels
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 1e-4, 0.1])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.1)])
 def test_cross_entropy_is_that_of_a_float64_loop(smoothing, z_loss):
     logits, labels = some_logits()
 
@@ -45,8 +44,7 @@ def test_cross_entropy_is_that_of_a_float64_loop(smoothing, z_loss):
     np.testing.assert_array_equal(weights, expected_weights)
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.1)])
 def test_the_gradient_is_that_of_the_formula_differentiated_term_by_term(smoothing, z_loss):
     logits, labels = some_logits()
 
@@ -61,9 +59,9 @@ def test_the_gradient_is_that_of_the_formula_differentiated_term_by_term(smoothi
         return cross_entropy(x, labels, label_smoothing=smoothing, z_loss=z_loss)[0].sum()
 
     with jax.enable_x64(True):
-        expected = jax.grad(formula)(logits.astype(np.float64))
+        expected = jax.jit(jax.grad(formula))(logits.astype(np.float64))
 
-    np.testing.assert_allclose(jax.grad(ours)(logits), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(ours))(logits), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_ignored_labels_and_padding_give_neither_nan_nor_gradient():
@@ -91,21 +89,20 @@ def test_cross_entropy_of_bfloat16_logits_is_summed_in_float32():
     assert weights == 4096
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
-def test_cross_entropy_over_a_sharded_vocabulary_never_gathers_the_logits(z_loss):
+def test_cross_entropy_over_a_sharded_vocabulary_never_gathers_the_logits():
     deployer = Deployer(8)
     logits, labels = some_logits((4, 6, 64))
     sharded = jax.device_put(logits, deployer.named_sharding(None, None, "model"))
 
     def loss(x):
-        return cross_entropy(x, labels, z_loss=z_loss)[0].sum()
+        return cross_entropy(x, labels, z_loss=0.1)[0].sum()
 
     compiled = jax.jit(jax.value_and_grad(loss)).lower(sharded).compile()
     value, gradient = compiled(sharded)
 
-    expected = numpy_cross_entropy(logits, labels, z_loss=z_loss)[0].sum()
+    expected = numpy_cross_entropy(logits, labels, z_loss=0.1)[0].sum()
     np.testing.assert_allclose(value, expected, rtol=1e-6)
-    np.testing.assert_allclose(gradient, jax.grad(loss)(logits), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, jax.jit(jax.grad(loss))(logits), rtol=1e-5, atol=1e-6)
     assert "all-reduce" in compiled.as_text()
     assert "all-gather" not in compiled.as_text()
 

@@ -15,7 +15,7 @@ import pytest
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.errors import NonFiniteLoss, TrainingStopped
-from redco_flow.engine.step_trace import TracedSteps
+from redco_flow.engine.step_trace import StepTrace, TracedSteps
 
 NUM_STEPS = 8
 ROWS = list(np.linspace(0.1, 1, 4 * NUM_STEPS, dtype=np.float32))
@@ -49,24 +49,15 @@ def steps_in(folder):
     return sorted(steps)
 
 
-def test_a_trace_holds_the_steps_that_were_asked_for(tmp_path):
-    fit(3, 2, tmp_path)
+def test_a_trace_holds_the_steps_that_were_asked_for_and_changes_nothing(tmp_path, caplog):
+    traced = fit(3, 2, tmp_path)
 
     assert [path.name for path in tmp_path.iterdir()] == ["profile"]
     assert steps_in(tmp_path / "profile") == [3, 4]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
-
-def test_tracing_changes_nothing_that_is_trained(tmp_path):
-    traced = fit(2, 3, tmp_path)
-
     assert traced == fit(NUM_STEPS + 1, 1, tmp_path / "none")
-
-
-def test_a_training_that_ends_before_says_so(tmp_path, caplog):
-    fit(NUM_STEPS + 1, 2, tmp_path)
-
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "none").exists()
     assert "no profile: the training ended after step 8, before step 9" in caplog.text
 
 
@@ -91,17 +82,13 @@ def test_a_stop_in_the_middle_keeps_what_was_traced_and_a_resume_traces_the_rest
     assert (stopped, steps_in(tmp_path / "profile")) == ([3], [4, 5])
 
 
-def test_a_resume_after_the_steps_says_so_and_keeps_their_trace(tmp_path, caplog):
+def test_a_training_that_goes_on_after_the_steps_says_so(tmp_path, caplog):
     caplog.set_level("INFO")
-    looks = iter([False] * 4 + [True])
-    with Checkpointer(tmp_path / "checkpoints") as checkpointer, pytest.raises(TrainingStopped):
-        fit(2, 2, tmp_path, checkpointer=checkpointer, should_stop=lambda: next(looks))
 
-    with Checkpointer(tmp_path / "checkpoints") as checkpointer:
-        fit(2, 2, tmp_path, checkpointer=checkpointer)
+    with StepTrace(TracedSteps(tmp_path / "profile", 2, 2), steps_done=4):
+        pass
 
     assert "its steps were done before" in caplog.text
-    assert steps_in(tmp_path / "profile") == [2, 3]
 
 
 def test_an_error_in_the_middle_ends_the_profiler_too(tmp_path):

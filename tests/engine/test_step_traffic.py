@@ -15,22 +15,8 @@ from tests.engine.traffic import wire_bytes
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, HIDDEN = 4, 64, 128, 2, 4, 256
 NUM_SHARDS = 4
 
-LLAMA = {
-    "vocab_size": 1024,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "intermediate_size": HIDDEN,
-    "max_position_embeddings": LENGTH,
-    "tie_word_embeddings": False,
-}
-
 # family: (all-reduces of an activation per layer, config)
 MODELS = {
-    "llama": (4, LLAMA),
-    # Two of four experts to a token: one reduction each way, as in a dense layer.
-    "mixtral": (4, LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     # A vocabulary that four shards do not divide, and a fused c_attn.
     "gpt2": (
         4,

@@ -11,6 +11,7 @@ from redco_flow import Deployer, Trainer, TrainingPlan
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.models.find import find_model
+from tests.drawn_params import draw_params
 
 llama = find_model("llama")
 
@@ -65,7 +66,7 @@ def plan_of(deployer=None, **options):
 
 
 def start_of(plan):
-    params = llama.init_params(CONFIG, jax.random.key(0))
+    params = draw_params(llama, CONFIG)
     return Trainer.from_plan(plan, collate_fn=collate, params=params)
 
 
@@ -94,10 +95,9 @@ def test_planning_and_lowering_make_no_array(options):
     assert not [array.shape for array in jax.live_arrays() if id(array) not in before]
 
 
-@pytest.mark.parametrize("name", ["factors", "some"])
-def test_the_trainer_executes_the_plan(name):
+def test_the_trainer_executes_the_plan():
     """Shardings of the state, and the program: lowered from shapes, and for what is run."""
-    plan = plan_of(**OPTIONS[name])
+    plan = plan_of(**OPTIONS["factors"])
     planned, text = described(plan.state), plan.lower().as_text()
 
     trainer = start_of(plan)
@@ -112,31 +112,10 @@ def test_the_trainer_executes_the_plan(name):
     assert trainer.sharding_rules is plan.rules
 
 
-def test_a_plan_of_shapes_trains_to_the_same_bits_as_a_trainer_of_arrays():
-    plan = plan_of()
-    params = llama.init_params(CONFIG, jax.random.key(0))
-    plain = Trainer(
-        deployer_of(),
-        collate_fn=collate,
-        loss_fn=loss_fn,
-        params=params,
-        optimizer=optax.adamw(1e-2),
-        sharding_rules=plan.rules,
-        **SETTINGS,
-    )
-
-    trainer = Trainer.from_plan(plan, collate_fn=collate, params=params)
-    found, expected = (t.fit(EXAMPLES, num_epochs=1).loss for t in (trainer, plain))
-
-    assert found == expected
-    jax.tree.map(np.testing.assert_array_equal, trainer.state, plain.state)
-
-
-@pytest.mark.parametrize("name", ["factors", "some"])
-def test_given_parameters_start_the_same_training_and_lie_on_the_devices_once(name):
+def test_given_parameters_start_the_same_training_and_lie_on_the_devices_once():
     deployer = Deployer(devices=jax.devices()[:1], seed=3)
-    plan = plan_of(deployer, **OPTIONS[name])
-    kept = llama.init_params(CONFIG, jax.random.key(0))
+    plan = plan_of(deployer, **OPTIONS["factors"])
+    kept = draw_params(llama, CONFIG)
     given = jax.tree.map(jnp.copy, kept)
     before = {id(array) for array in jax.live_arrays()}
 
@@ -153,7 +132,7 @@ def test_given_parameters_start_the_same_training_and_lie_on_the_devices_once(na
 def test_a_plan_with_factors_trains_them_alone_and_merges_them_into_the_models_parameters():
     plan = plan_of(lora=lora())
     trainer = start_of(plan)
-    start = llama.init_params(CONFIG, jax.random.key(0))
+    start = draw_params(llama, CONFIG)
 
     trainer.fit(EXAMPLES, num_epochs=1)
 

@@ -96,7 +96,7 @@ def test_renamed_parameters_get_the_same_plan(name):
 TRAINED = (
     "fewer key-value heads than shards", "fused projections",
     "encoder with token types and a tied head", "cross-attention and relative bias",
-    "mixture of experts", "scanned and rematerialised layers", "a user's Flax module",
+    "mixture of experts", "a user's Flax module",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -79,6 +80,7 @@ def test_a_mask_over_target_tokens_is_that_of_the_torch_reference(bart, batch, t
 
 
 @pytest.mark.slow
+@one_version
 @pytest.mark.covers("transformers on torch", family="bart")
 def test_gradients_of_every_parameter_equal_the_torch_reference(
     bart, batch, torch_reference, assert_same_gradients
@@ -190,21 +192,6 @@ def test_greedy_tokens_equal_the_torch_reference(bart, torch_reference):
     assert all(row[-1] == EOS for row in rows)
 
 
-@pytest.mark.slow
-@one_version
-def test_beams_equal_the_torch_reference(bart, torch_reference):
-    case = talkative(bart)
-    how = {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True}
-
-    found = search(case, sources(), **how)
-
-    expected = torch_search(torch_reference(case), sources(), **how)
-    rows = until_end(found.tokens)
-    assert rows == until_end(expected.sequences[:, 1:])
-    assert len({len(row) for row in rows}) > 1, "the rows end at different lengths"
-    np.testing.assert_allclose(found.scores, expected.sequences_scores, rtol=1e-4)
-
-
 @one_version
 def test_a_longer_text_than_the_positions_reach_is_refused(bart, batch):
     long = {name: np.repeat(values, 3, axis=1) for name, values in batch.items()}
@@ -212,29 +199,10 @@ def test_a_longer_text_than_the_positions_reach_is_refused(bart, batch):
     with pytest.raises(ValueError, match="33 tokens long; the model has learned positions for 20"):
         logits_of(bart, long)
     with pytest.raises(ValueError, match="21 tokens long"):
-        generate(
-            bart.module,
-            bart.config,
-            bart.params,
-            batch["input_ids"],
-            batch["attention_mask"],
-            max_new_tokens=21,
-        )
-
-
-@pytest.mark.slow
-@one_version
-def test_dropout_belongs_to_the_example_and_layers_recomputed_keep_it(bart, batch):
-    keys = jax.random.split(jax.random.key(0), 3)
-    order = np.array([2, 0, 1])
-    moved = {name: values[order] for name, values in batch.items()}
-
-    dropped = np.asarray(logits_of(bart, batch, rngs=keys))
-
-    assert np.abs(dropped - logits_of(bart, batch)).max() > 0.1
-    assert_near(logits_of(bart, moved, rngs=keys[order]), dropped[order], 1e-6)
-    recomputing = bart._replace(config=bart.config.updated({"remat": "full"}))
-    assert_near(logits_of(recomputing, batch, rngs=keys), dropped)
+        jax.eval_shape(
+            partial(generate, bart.module, bart.config, max_new_tokens=21),
+            bart.params, batch["input_ids"], batch["attention_mask"],
+        )  # fmt: skip
 
 
 @one_version

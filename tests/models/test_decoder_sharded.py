@@ -82,19 +82,16 @@ def test_a_model_split_over_devices_is_the_same_model(decoder, num_shards):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("decoder", "num_beams"),
-    [("llama3", 3), ("deepseek_v3", 1)],
-    indirect=["decoder"],
-)
+@pytest.mark.parametrize("decoder", ["deepseek_v3"], indirect=True)
 @pytest.mark.covers("one device", family="decoder", mesh="model")
-def test_generation_of_a_split_model_gives_the_same_tokens(decoder, num_beams):
+def test_generation_of_a_split_model_gives_the_same_tokens(decoder):
+    """Of a latent's cache; `test_segments` has that of keys and values, with beams."""
     case = eight_heads(decoder)
     ids = np.random.default_rng(0).integers(2, 64, (4, 6))
     mask = np.ones_like(ids)
     mask[1, :3], mask[2, 4:] = 0, 0
     mesh = mesh_of(4)
-    search = partial(generate, case.module, case.config, max_new_tokens=6, num_beams=num_beams)
+    search = partial(generate, case.module, case.config, max_new_tokens=6)
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         sharded = jax.device_put(case.params, split(mesh, case.params))

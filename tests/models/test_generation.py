@@ -81,8 +81,6 @@ def test_greedy_tokens_equal_the_torch_reference(talkative, make_params, torch_m
     ("config", "length_penalty", "early_stopping"),
     [
         ("v1.0", 1.0, False),
-        ("v1.1", 2.0, True),
-        ("v1.1", 2.0, "never"),
         ("v1.1", -1.0, "never"),
     ],
     indirect=["config"],
@@ -107,8 +105,6 @@ def test_beams_equal_the_torch_reference(talkative, torch_model, length_penalty,
 @pytest.mark.parametrize(
     ("num_beams", "rules"),
     [
-        (4, {"repetition_penalty": 0.6}),
-        (1, {"no_repeat_ngram_size": 1}),
         (1, {"min_new_tokens": 6}),
         (4, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 9}),
     ],

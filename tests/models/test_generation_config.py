@@ -15,7 +15,7 @@ from redco_flow.engine.files import UnreadableFile
 from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import generate
 from redco_flow.models.hub.pretrained import load_pretrained, read_model
-from tests.models.conftest import BARTS, DECODERS, SIZES
+from tests.models.conftest import BARTS, DECODERS
 
 ENDS = [1, 0, 17, 27]
 NUM_NEW_TOKENS = 16
@@ -73,7 +73,6 @@ def test_a_generation_configuration_that_cannot_be_is_refused(folder, content, e
         ("gemma2", DECODERS["gemma2"][1], {"eos_token_id": ENDS}),
         ("bart", BARTS["bart"][1], {"forced_bos_token_id": 7, "forced_eos_token_id": 9,
                                     "decoder_start_token_id": 11, "eos_token_id": ENDS}),
-        ("t5", SIZES, {"decoder_start_token_id": 13, "eos_token_id": ENDS}),
     ],
 )  # fmt: skip
 def test_greedy_texts_are_those_of_transformers_from_the_same_files(

@@ -135,9 +135,9 @@ def test_an_image_encoder_without_its_classifier_is_the_bare_model(image_encoder
     params = load_pretrained(tmp_path, module, config)
     assert jax.eval_shape(partial(module.encode, config), params, images).shape == (3, 10, 24)
     with pytest.raises(ValueError, match="published without a classifier"):
-        module.apply(config, params, images)
+        jax.eval_shape(partial(module.apply, config), params, images)
     with pytest.raises(ValueError, match="published without a pooler"):
-        module.pool(config, params, images)
+        jax.eval_shape(partial(module.pool, config), params, images)
 
 
 @classifier

@@ -35,16 +35,15 @@ def test_a_balanced_router_costs_the_least():
 
 
 @pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)
-@pytest.mark.parametrize("row", [0, 1], ids=["padded in front", "padded behind"])
 def test_the_loss_of_one_example_and_all_its_gradients_are_the_torch_references(
-    decoder, padded_batch, torch_reference, tmp_path, row
+    decoder, padded_batch, torch_reference, tmp_path
 ):
     import torch
 
     changes = {"router_aux_loss_coef": 0.5, "output_router_logits": True}
     decoder = decoder._replace(config=decoder.config.updated(changes))
     config = decoder.config
-    one = {name: values[row : row + 1] for name, values in padded_batch.items()}
+    one = {name: values[:1] for name, values in padded_batch.items()}
     # A row's first token may follow padding, from which nothing is to be predicted.
     is_wanted = (one["attention_mask"] == 1) & (one["position_ids"] > 0)
     one["labels"] = np.where(is_wanted, one["input_ids"], IGNORED)

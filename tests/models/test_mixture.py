@@ -57,8 +57,11 @@ def test_the_chosen_experts_share_all_weight_by_their_probability():
     np.testing.assert_allclose(weights, [[4 / 7, 3 / 7], [0.7 / 0.85, 0.15 / 0.85]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("favours", ROUTING.values(), ids=ROUTING)
-@pytest.mark.parametrize("num_tokens", [1, 33, 300])
+@pytest.mark.parametrize(
+    ("num_tokens", "favours"),
+    [(1, {}), *((300, favours) for favours in ROUTING.values())],
+    ids=["one token", *ROUTING],
+)
 def test_tokens_and_all_gradients_are_those_of_computing_every_expert(num_tokens, favours):
     operands = draw(num_tokens, favours)
     cotangent = np.random.default_rng(1).normal(size=(num_tokens, WIDTH)).astype(np.float32)
@@ -87,7 +90,7 @@ def test_a_token_does_not_depend_on_those_beside_it():
 @pytest.mark.slow
 def test_two_of_eight_experts_take_less_than_half_the_time_of_all():
     rng = np.random.default_rng(0)
-    shapes = [(1024, 128), (1024, EXPERTS), (EXPERTS, 128, 2, 256), (EXPERTS, 256, 128)]
+    shapes = [(512, 128), (512, EXPERTS), (EXPERTS, 128, 2, 256), (EXPERTS, 256, 128)]
     operands = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     config = MixtureConfig(EXPERTS, CHOSEN, 256, "silu")
 
@@ -100,7 +103,7 @@ def test_two_of_eight_experts_take_less_than_half_the_time_of_all():
         return time.process_time() - start
 
     few, every = gradients(partial(mix_experts, config)), gradients(mix_all)
-    turns = [(seconds(few), seconds(every)) for _ in range(5)]
+    turns = [(seconds(few), seconds(every)) for _ in range(3)]
 
     # Of processors' time, the least of each in turns: other processes weigh little in it.
     least_few, least_every = (min(column) for column in zip(*turns, strict=True))
@@ -109,8 +112,7 @@ def test_two_of_eight_experts_take_less_than_half_the_time_of_all():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)
-@pytest.mark.parametrize("remat", ["full", "dots"])
-def test_recomputing_layers_changes_no_gradient_and_dots_computes_no_product_twice(decoder, remat):
+def test_recomputing_layers_changes_no_gradient_and_dots_computes_no_product_twice(decoder):
     # More tokens than are multiplied by every expert.
     ids = np.random.default_rng(1).integers(2, 61, (3, 24))
 
@@ -125,9 +127,10 @@ def test_recomputing_layers_changes_no_gradient_and_dots_computes_no_product_twi
         traced = equations(jax.make_jaxpr(gradient)(decoder.params).jaxpr)
         return sum(equation.primitive.name == "while" for equation in traced)
 
-    keeping = gradient_of(decoder.config)
-    recomputing = gradient_of(decoder.config.updated({"remat": remat}))
+    keeping, dots, full = (
+        gradient_of(decoder.config.updated({"remat": remat})) for remat in ("none", "dots", "full")
+    )
 
-    expected = jax.jit(keeping)(decoder.params)
-    jax.tree.map(assert_near, jax.jit(recomputing)(decoder.params), expected)
-    assert num_loops(recomputing) - num_loops(keeping) == {"full": 1, "dots": 0}[remat]
+    jax.tree.map(assert_near, jax.jit(dots)(decoder.params), jax.jit(keeping)(decoder.params))
+    assert num_loops(dots) == num_loops(keeping)
+    assert num_loops(full) == num_loops(keeping) + 1

@@ -36,14 +36,15 @@ class Kind(NamedTuple):
     mask: np.ndarray | None = None
     segments: np.ndarray | None = None
     window: Any = None
+    has_sinks: bool = False
 
 
 KINDS = {
-    "bidirectional and padded": Kind(config_of(is_causal=False), PADDED),
     "a window": Kind(config_of(2), window=4),
     "a window as long as one shard": Kind(config_of(), window=2),
     "a window of a layer's own": Kind(config_of(), window=jnp.asarray(5)),
     "capped scores": Kind(config_of(2, cap=1.5)),
+    "sinks and a window": Kind(config_of(2), window=4, has_sinks=True),
     "packed, bidirectional and padded": Kind(config_of(is_causal=False), PADDED, SEGMENTS),
     "dropout": Kind(config_of(2, dropout=0.3), PADDED),
 }
@@ -81,13 +82,15 @@ def assert_near(found: Any, expected: Any) -> None:
 
 
 def attention_of(kind: Kind) -> AttendFn:
-    def function(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def function(
+        query: jax.Array, key: jax.Array, value: jax.Array, sinks: jax.Array | None = None
+    ) -> jax.Array:
         # Made here, so that they are told by blocks where sequences are split.
         biases = row_biases(kind.mask, kind.segments)
         keys = jax.random.key_data(jax.random.split(jax.random.key(3), BATCH))
         return attend_sequence(
             kind.config, query, key, value, biases,
-            window=kind.window, dropout_keys=keys, dropout_site=2,
+            window=kind.window, dropout_keys=keys, dropout_site=2, sinks=sinks,
         )  # fmt: skip
 
     return with_gradients(function)
@@ -100,6 +103,7 @@ def test_a_ring_attends_as_one_device_does(kind):
     inputs = (
         draw(BATCH, LENGTH, 4, HEAD_DIM),
         *(draw(BATCH, LENGTH, heads, HEAD_DIM) + shift for shift in (0, 1)),
+        *([draw(4)] * kind.has_sinks),
     )
 
     found = on_context(4, attention_of(kind), *inputs)
@@ -189,8 +193,7 @@ def sent(num_shards: int, kind: Kind, num_kv_heads: int) -> float:
 
 
 # Over two the compiler sees that both passes send the same, and sends it once.
-@pytest.mark.parametrize("num_shards", [4, 8])
-@pytest.mark.parametrize("num_kv_heads", [4, 2])
+@pytest.mark.parametrize(("num_shards", "num_kv_heads"), [(4, 4), (8, 2)])
 def test_keys_and_values_go_round_once_forward_and_with_their_gradients_backward(
     num_shards, num_kv_heads
 ):

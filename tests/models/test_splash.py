@@ -42,7 +42,6 @@ class Kind(NamedTuple):
 KINDS = {
     "padded on the left": Kind(config_of(), LEFT_PADDED),
     "over another, padded sequence": Kind(config_of(is_causal=False), PADDED[:, 300:500]),
-    "a bidirectional window": Kind(config_of(is_causal=False), window=70),
     "a window of a layer's own": Kind(config_of(), window=jnp.asarray(70)),
     "packed, padded, a window, capped": Kind(config_of(1, cap=1.5), PADDED, SEGMENTS, 70),
 }
