@@ -238,7 +238,8 @@ def test_what_learnt_preferences_generates_and_begins_finetuning_again(bench, fi
     inputs = {"dataset": [pairs], "start_from": [finetuned[1]]}
 
     made = bench.run(train, PREFER | settings | {"num_epochs": 1}, inputs)["checkpoint/last"]
-    texts = bench.run(predict, LANGUAGE, {"dataset": [finetuned[0]], "checkpoint": [made]})
+    few = {"num_examples": 8, "max_target_length": 4}
+    texts = bench.run(predict, LANGUAGE | few, {"dataset": [finetuned[0]], "checkpoint": [made]})
     again = bench.run(
         train,
         LANGUAGE | MODEL | TRAIN | {"num_epochs": 1},
