@@ -90,11 +90,11 @@ def make_pred_fn(rate):
     """Squared error on the query points after 0, 1, …, TEST_STEPS gradient steps."""
 
     def errors_of_task(params, task):
-        errors = [mse(params, task["query_x"], task["query_y"])]
-        for _ in range(TEST_STEPS):
-            params = adapt(params, task["support_x"], task["support_y"], 1, rate)
-            errors.append(mse(params, task["query_x"], task["query_y"]))
-        return jnp.stack(errors)
+        def step(params, _):
+            adapted = adapt(params, task["support_x"], task["support_y"], 1, rate)
+            return adapted, mse(params, task["query_x"], task["query_y"])
+
+        return jax.lax.scan(step, params, length=TEST_STEPS + 1)[1]
 
     def pred_fn(params, batch, rngs):
         return jax.vmap(errors_of_task, in_axes=(None, 0))(params, batch)

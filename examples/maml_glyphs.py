@@ -118,11 +118,10 @@ def make_pred_fn(rate):
         return jnp.mean(apply(params, task["query"]).argmax(axis=-1) == task["query_labels"])
 
     def accuracies_of_task(params, task):
-        found = [accuracy(params, task)]
-        for _ in range(TEST_STEPS):
-            params = adapt(params, task, rate)
-            found.append(accuracy(params, task))
-        return jnp.stack(found)
+        def step(params, _):
+            return adapt(params, task, rate), accuracy(params, task)
+
+        return jax.lax.scan(step, params, length=TEST_STEPS + 1)[1]
 
     def pred_fn(params, batch, rngs):
         return jax.vmap(accuracies_of_task, in_axes=(None, 0))(params, batch)

@@ -89,6 +89,8 @@ def mean_return(choose):
     for step in play(choose, NUM_TEST_EPISODES, MAX_RETURN, TEST_SEED):
         total += step["reward"] * alive
         alive &= ~step["ended"]
+        if not alive.any():
+            break
     return float(total.mean())
 
 

@@ -98,10 +98,8 @@ def test_a_captioner_learns_to_say_which_image_it_sees(tokenizer):
     _, params, deployer = steps_of(recipe, 1, optax.adam(1e-2), 60)
 
     prompts = recipe.collate_prompts(ROWS)
-    for num_beams in (1, 2):
-        generate = recipe.make_pred_fn(Generation(0, num_beams=num_beams))
-        tokens = deployer.jit(generate)(params, prompts, None)
-        assert recipe.output_fn(np.asarray(tokens)) == [row["caption"] for row in ROWS]
+    tokens = deployer.jit(recipe.make_pred_fn(Generation(0)))(params, prompts, None)
+    assert recipe.output_fn(np.asarray(tokens)) == [row["caption"] for row in ROWS]
 
 
 @pytest.mark.slow

@@ -359,10 +359,10 @@ def test_labels_are_smoothed_in_training_alone(tokenizer):
     params, keys = draw_like(recipe.abstract_params()), jax.random.split(jax.random.key(1), 2)
     module = find_model("gpt2")
     config = module.Config().updated(recipe.model["config"])
-    logits = module.apply(config, params, batch["input_ids"])
+    logits = jax.jit(module.apply, static_argnums=0)(config, params, batch["input_ids"])
+    loss_fn = jax.jit(recipe.loss_in_chunks("auto", label_smoothing=0.2), static_argnums=3)
 
     def mean(is_training):
-        loss_fn = recipe.loss_in_chunks("auto", label_smoothing=0.2)
         totals, weights = loss_fn(params, batch, keys, is_training)
         return float(totals.sum() / weights.sum())
 

@@ -134,7 +134,10 @@ def _compile_once(compiled_programs: str) -> Iterator[None]:
     }
     before = {name: getattr(jax.config, name) for name in settings}
     _use_cache(settings)
-    yield
+    with pytest.MonkeyPatch.context() as patch:  # of processes that tests start, too
+        for name, value in settings.items():
+            patch.setenv(name.upper(), str(value))
+        yield
     _use_cache(before)
 
 

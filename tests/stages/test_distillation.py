@@ -10,29 +10,17 @@ from example_scripts import PROJECT, load_example
 from scipy.special import log_softmax, softmax
 from stage_kinds import script
 
-from redco_flow.runtime.context import Stopped
-
 pytestmark = pytest.mark.slow
 
 PATH = str(PROJECT / "examples" / "distillation.py")
 STUDENT = {"num_images": 64, "num_epochs": 60, "learning_rate": 5e-3}
 
 
-SHORT = {"num_images": 64, "num_epochs": 4}
-
-
-def distill(bench, teacher=None, work=None, **arguments):
+def distill(bench, teacher=None, **arguments):
     """Run the script as a stage; return what it made."""
     given = {} if teacher is None else {"teacher": [teacher["params"]]}
     settings = {"path": PATH, "arguments": arguments, "outputs": ["params"]}
-    return bench.run(script, settings, given, work=work)
-
-
-@pytest.fixture(scope="module")
-def short(shared_bench):
-    """A teacher and its student on one model shard."""
-    teacher = distill(shared_bench, **SHORT)
-    return teacher, distill(shared_bench, teacher, **SHORT)
+    return bench.run(script, settings, given)
 
 
 def test_a_student_learns_more_from_the_teachers_answers_than_from_labels(bench, capsys):
@@ -47,24 +35,6 @@ def test_a_student_learns_more_from_the_teachers_answers_than_from_labels(bench,
     assert majority < 0.15 < 0.85 < accuracy
     assert of_teacher == pytest.approx(accuracy)
     assert on_labels + 0.04 < distilled < accuracy
-
-
-def test_a_student_that_was_stopped_goes_on_to_the_same_bits(bench, short, stop_at_look):
-    teacher, whole = short
-    make_context = bench.context
-
-    def context(*args, **options):
-        made = make_context(*args, **options)
-        made.stop = stop_at_look(6)
-        return made
-
-    bench.context = context
-    with pytest.raises(Stopped, match="after 6 steps"):
-        distill(bench, teacher, work="stopped", **SHORT)
-    bench.context = make_context
-    resumed = distill(bench, teacher, work="stopped", **SHORT)
-
-    assert resumed["params"].id == whole["params"].id
 
 
 def test_the_loss_is_hintons_with_gradients_that_the_temperature_leaves_their_size():

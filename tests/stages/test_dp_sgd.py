@@ -120,7 +120,7 @@ def test_images_are_drawn_one_by_one_and_those_that_are_not_count_nothing(digits
     def sum_of_losses(params):
         return jnp.sum(loss_fn(params, batch, keys, True)[0])
 
-    found = flat(jax.grad(sum_of_losses)(digits.params))
+    found = flat(jax.jit(jax.grad(sum_of_losses))(digits.params))
     one, _ = clipped_alone(digits, digits.images[0])
     num_drawn = np.vdot(found["['Dense_1']['bias']"], one["['Dense_1']['bias']"])
     num_drawn /= np.sum(one["['Dense_1']['bias']"] ** 2)

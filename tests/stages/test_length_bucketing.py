@@ -91,11 +91,10 @@ def test_rows_are_as_wide_as_their_longest_needs(tokenizer, family, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "mistral"])
-def test_likelihoods_are_those_of_one_width_and_each_width_is_compiled_once(tokenizer, family):
-    """Engine case 45, of likelihoods."""
-    recipe, examples = recipe_of(tokenizer, family), prompts(LENGTHS)
-    params = draw_like(recipe.abstract_params(), stddev=0.1 if family == "t5" else 0.02)
+def test_likelihoods_are_those_of_one_width_and_each_width_is_compiled_once(tokenizer):
+    """Engine case 45, of likelihoods. A T5's: `test_the_validation_loss_of_a_training` below."""
+    recipe, examples = recipe_of(tokenizer, "mistral"), prompts(LENGTHS)
+    params = draw_like(recipe.abstract_params())
     traced = []
 
     def likelihoods(params, batch, rngs):
@@ -125,23 +124,16 @@ def test_a_recipe_with_one_width_of_prompts_keeps_it(tokenizer):
     assert bucket_prompts(recipe, prompts(LENGTHS), BATCH_SIZE) is None
 
 
-WAYS = {
-    "beams": Generation(6, num_beams=3),
-    "sampled": Generation(6, sampling=RandomChoice(1.2, 100, 0.95)),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "way"), [("t5", "beams"), ("mistral", "sampled")])
-def test_texts_are_those_of_one_width_token_for_token(tokenizer, family, way):
-    recipe, examples = recipe_of(tokenizer, family), prompts(LENGTHS)
-    drawn = draw_like(recipe.abstract_params(), stddev=0.1 if family == "t5" else 0.02)
+def test_sampled_texts_are_those_of_one_width_token_for_token(tokenizer):
+    """Those that a T5 is sure of: `test_predictions_are_bitwise_those_of_batches_of_one_width`."""
+    recipe, examples = recipe_of(tokenizer, "mistral"), prompts(LENGTHS)
     # So large that texts follow their prompts.
-    params = jax.tree.map(lambda x: 4 * x, drawn)
+    params = jax.tree.map(lambda x: 4 * x, draw_like(recipe.abstract_params()))
     predictor = Predictor(
         Deployer(devices=jax.devices()[:1]),
         collate_fn=recipe.collate_prompts,
-        pred_fn=recipe.make_pred_fn(WAYS[way]),
+        pred_fn=recipe.make_pred_fn(Generation(6, sampling=RandomChoice(1.2, 100, 0.95))),
         batch_size=BATCH_SIZE,
     )
 

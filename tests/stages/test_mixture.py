@@ -4,15 +4,12 @@ import json
 import math
 from collections import Counter, defaultdict
 
-import jax
 import numpy as np
 import pytest
 from stage_kinds import evaluate, predict, preprocess, train
 
-from redco_flow.engine.deployer import Deployer
 from redco_flow.recipes.find import find_recipe
 from redco_flow.spec.load import settings_of
-from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.data.rows import BadRows
@@ -127,22 +124,6 @@ def test_rows_of_batches_are_of_one_part_each_and_drawn_by_weight(
     counts = Counter(name for row in drawn.tolist() for name in parts[row])
     assert counts["numbers"] / counts.total() == pytest.approx(share, abs=0.01)
     assert set(drawn.tolist()) == set(range(len(data.examples)))
-
-
-@pytest.mark.slow
-def test_a_training_on_a_mixture_is_resumed_exactly(bench, dataset):
-    settings, inputs = SETTINGS | {"save_every_steps": 4}, {"dataset": [dataset]}
-
-    whole = bench.run(train, settings, inputs, work="whole")["checkpoint/last"]
-    resumed = bench.run(train, settings, inputs, work=bench.rewind("whole", 4))["checkpoint/last"]
-
-    found = []
-    for artifact in (whole, resumed):
-        checkpoint = CheckpointArtifact(artifact.path)
-        found.append(checkpoint.load_params(checkpoint.build_recipe(), Deployer()))
-    assert bench.start_step() == 4
-    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

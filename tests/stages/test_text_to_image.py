@@ -7,7 +7,7 @@ from stage_kinds import evaluate, predict, preprocess, train
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.tracking.metrics_artifact import read_metrics
 
-SIZES = {"image_size": 8, "patch_size": 4, "width": 32, "num_layers": 2, "num_heads": 2}
+SIZES = {"image_size": 8, "patch_size": 4, "width": 32, "num_layers": 1, "num_heads": 2}
 RECIPE = {"recipe": "text_to_image", "settings": SIZES | {"num_sampling_steps": 10}}
 DATA = {"dataset": "python:halves", "validation_fraction": 0.05, "test_fraction": 0.05}
 TRAIN = RECIPE | {

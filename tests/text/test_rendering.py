@@ -12,13 +12,11 @@ from tests.text.chat_tokenizers import load_template, make_tokenizer
 CHAT = Conversation(
     [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Three."}]
 )
-LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
 @pytest.mark.parametrize(
     ("bomb", "reason"),
     [
-        pytest.param(LOOP, "more than 2 s of CPU time", marks=pytest.mark.slow),
         ("{{ 'a'|center(5000000000) }}", "more than 512 MiB"),
         ("{{ '%5000000000d' % 1 }}", "more than 512 MiB"),
         ("{{ '1'.zfill(5000000000) }}", "more than 512 MiB"),
@@ -27,7 +25,10 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
     ],
 )
 def test_what_a_template_may_compute_is_limited_at_each_row(bomb, reason, tmp_path):
-    """The template behaves well at the probe, and badly at one row."""
+    """The template behaves well at the probe, and badly at one row.
+
+    One that never ends: `tests/stages/test_row_heads.py`.
+    """
     trap = f"{{% if messages[0].content == 'What is it?' %}}{bomb}{{% endif %}}"
     template = load_template(make_tokenizer(CHATML + trap), tmp_path)
     other = Conversation([{"role": "user", "content": "a"}, CHAT.messages[1]])

@@ -105,8 +105,8 @@ class Decoder(LanguageModel):
             self.project_in = self.param("project_in", init, (c.token_width, c.width))
             self.project_out = self.param("project_out", init, (c.width, c.token_width))
         if c.leading is not None:
-            self.leading_layers = scanned_layers(c.leading)
-        self.layers = scanned_layers(c)
+            self.leading_layers = scanned_layers(c.leading, is_initializing=self.is_initializing())
+        self.layers = scanned_layers(c, is_initializing=self.is_initializing())
         if c.has_final_norm:
             self.final_norm = Norm(c.norm, c.width)
         if not c.tie_word_embeddings:

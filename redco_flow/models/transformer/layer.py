@@ -339,8 +339,13 @@ class Layer(nn.Module):
         return getattr(self, f"{sublayer}_norm")(total) if placement == "post" else total
 
 
-def scanned_layers(config: StackConfig) -> Any:
-    """Return all layers as one module, scanned over their parameters and recomputed by policy."""
+def scanned_layers(config: StackConfig, *, is_initializing: bool) -> Any:
+    """Return all layers as one module, scanned over their parameters and recomputed by policy.
+
+    Args:
+        is_initializing: whether parameters are drawn. Flax then traces a layer once more, to check
+            what is broadcast; which numbers are drawn depends on it, and nothing else does.
+    """
     layer: Any = Layer
     if config.remat not in ("none", "auto"):
         layer = nn.remat(layer, prevent_cse=False, policy=save_policy(layer_choices(config)))
@@ -350,6 +355,7 @@ def scanned_layers(config: StackConfig) -> Any:
         split_rngs={"params": True},
         in_axes=(0, nn.broadcast),
         length=config.num_layers,
+        check_constancy_invariants=is_initializing,
     )
     return scanned(config)
 

@@ -66,7 +66,7 @@ class Stack(nn.Module):
             self.relative_bias = self.param("relative_bias", normal(c.stddev(c.width)), shape)
         if c.has_embedding_norm:
             self.embedding_norm = Norm(c.norm, c.width)
-        self.layers = scanned_layers(c)
+        self.layers = scanned_layers(c, is_initializing=self.is_initializing())
         if c.has_final_norm:
             self.final_norm = Norm(c.norm, c.width)
 
