@@ -72,17 +72,6 @@ def test_the_death_of_one_rank_ends_the_group_and_names_it(submit, hosts):
     assert "rank1.log" in str(job.exception())
 
 
-def test_a_rank_that_raises_ends_the_group_and_its_error_is_the_jobs(submit, hosts):
-    job = submit("raise_on_rank_one", resources=TWO_HOSTS, num_cpu_devices=1)
-
-    assert job.wait_seconds(400), job.status()
-
-    assert job.state == "FAILED"
-    assert "rank 1 of 2" in job.status().message
-    assert "RuntimeError: only rank 1 does this" in job.status().message
-    assert all_processes(job, hosts) == []
-
-
 def test_ranks_whose_hosts_cannot_reach_each_other_give_up_at_the_configured_time(submit, hosts):
     """Engine case 19: before JAX starts, whose own timeout is an abort minutes later."""
     hosts.separate(*hosts.hosts)
