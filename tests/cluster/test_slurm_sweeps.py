@@ -236,7 +236,8 @@ def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_colle
     """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
     as crashed.
     """
-    sweep = sweeps.start(RATES[:3], holds_first=True)  # on a busy machine it might end before all wait for it
+    # On a busy machine it might end before all wait for it.
+    sweep = sweeps.start(RATES[:3], holds_first=True)
     sweeps.wait_until_queued(sweep)
     (tmp_path / "first-gate").touch()
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
