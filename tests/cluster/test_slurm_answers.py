@@ -13,9 +13,7 @@ from redco_flow.cli.status import stage_line
 from redco_flow.cli.view import read_run_view
 from redco_flow.launch.executor import reattach
 from redco_flow.orchestrate.run.driver import Driver
-from redco_flow.orchestrate.run.start import write_run
 from redco_flow.orchestrate.sweep.process import submit_points
-from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -90,24 +88,12 @@ def test_a_limit_of_submitted_jobs_is_waited_for_and_a_run_that_waits_is_cancell
     assert len(second.run.attempts("preprocess")) == 1
 
 
-def write_sweep(sweeps, points):
-    """Write a sweep that has no process."""
-    sweep = SweepDirectory.create(sweeps.workspace, "sums")
-    runs = []
-    for point in map(sweeps.plan, points):
-        given = {"overrides": point.overrides, "argv": [], "ahead": True, "sweep": sweep.id}
-        runs.append(write_run(point.pipeline, point.profile, sweeps.workspace, point.plan, **given))
-    listed = [SweepPoint(run.id, list(point)) for run, point in zip(runs, points, strict=True)]
-    sweep.write(listed, max_parallel=2, argv=[], ahead=True)
-    return sweep
-
-
 def test_points_of_a_sweep_beyond_the_limit_of_submitted_jobs_wait_and_none_fails(
     slurm, commands, tmp_path
 ):
     """Fault 52: the first jobs of the sweep fill the queue; the others follow as they end."""
     commands.inject("sbatch", THREE_JOBS_AT_MOST)
-    sweep = write_sweep(Sweeps(tmp_path), RATES[:2])
+    sweep = Sweeps(tmp_path).write(RATES[:2])
     said = []
     submit_points(sweep, sweep.runs, said.append, Driver())
     for gate in ("first-gate", "gate"):

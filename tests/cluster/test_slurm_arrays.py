@@ -9,7 +9,7 @@ import yaml
 from job_processes import processes_of
 from tiny_stages.calls import wait_until
 
-from pipelines import Driven, make_run
+from pipelines import Driven
 from redco_flow.errors import RunCancelled
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
@@ -51,7 +51,7 @@ def go(folder, *names):
         (folder / name).touch()
 
 
-def run_of(folder, pipeline, **profile):
+def run_of(folder, pipeline, ahead=False, **profile):
     """A driven run of a pipeline given as a mapping."""
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump({"name": "parts", **pipeline}))
@@ -61,8 +61,8 @@ def run_of(folder, pipeline, **profile):
     resolved = load_pipeline(path, (), settings)
     workspace = Workspace.open(settings.workspace)
     plan = make_plan(resolved, workspace)
-    run = write_run(resolved, settings, workspace, plan, overrides=(), argv=["redco-flow"])
-    return Driven(run)
+    given = {"overrides": (), "argv": ["redco-flow"], "ahead": ahead}
+    return Driven(write_run(resolved, settings, workspace, plan, **given))
 
 
 def parts(folder, num_shards=3):
@@ -217,15 +217,21 @@ def test_an_array_whose_id_was_lost_is_found_by_its_name(slurm, submit_array):
 def test_a_stage_submitted_ahead_begins_when_every_task_of_the_array_before_it_is_done(
     slurm, tmp_path
 ):
-    """The rows are one block, so two of the three shards have nothing to do."""
-    local = Driven(make_run(tmp_path, until="preprocess", workspace="local"))
-    assert local.end().state == "completed", local.said
-    shards = ["stages.preprocess.num_shards=3"]
-    away = Driven(make_run(tmp_path, num_epochs=1, overrides=shards, ahead=True, executor="slurm"))
-    assert away.end().state == "completed", away.said
+    pipeline = parts(tmp_path)
+    after = {"kind": "tiny_stages.act", "action": "note_inputs", "folder": str(tmp_path)}
+    pipeline["stages"]["after"] = after
+    driven = run_of(tmp_path, pipeline, ahead=True, executor="slurm")
+    wait_until(lambda: has_started(tmp_path, 0, 1, 2))
+    waiting = slurm.jobs()
+    go(tmp_path, "join", "go-0", "go-1", "go-2")
+    assert driven.end().state == "completed", driven.said
 
-    array = away.run.latest_attempt("preprocess").read_job()["job_id"]
-    script = (away.run.latest_attempt("train").path / "job.sh").read_text()
+    array, later = (
+        driven.run.latest_attempt(name).read_job()["job_id"] for name in ("act", "after")
+    )
+    assert waiting[later] == "PENDING"
+    script = (driven.run.latest_attempt("after").path / "job.sh").read_text()
     assert f"--dependency=afterok:{array}\n" in script
-    assert [len(away.run.attempts(name)) for name in ("preprocess", "train")] == [1, 1]
-    assert away.stage("preprocess")["artifacts"] == local.stage("preprocess")["artifacts"]
+    assert [len(driven.run.attempts(name)) for name in ("act", "after")] == [1, 1]
+    noted = json.loads((tmp_path / "inputs.json").read_text())
+    assert noted["id"] == driven.stage("act")["artifacts"]["dataset"]

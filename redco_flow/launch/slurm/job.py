@@ -35,6 +35,7 @@ from redco_flow.launch.job import (
 from redco_flow.launch.rank import HeartbeatWatch
 from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.slurm import queue
+from redco_flow.launch.slurm.job_end import REQUEUE_FILE
 from redco_flow.launch.slurm.queue import (
     JobEntry,
     NotAskedYet,
@@ -43,7 +44,7 @@ from redco_flow.launch.slurm.queue import (
     shared_queue,
 )
 from redco_flow.launch.slurm.resubmission import Resubmission
-from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG, REQUEUE_FILE
+from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG
 from redco_flow.launch.slurm.states import (
     deserves_release,
     is_same_job,

@@ -19,11 +19,12 @@ from redco_flow.launch.endings import (
     read_endings,
     write_exit,
 )
-from redco_flow.launch.slurm.script import REQUEUE_EXIT_CODE, REQUEUE_FILE
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import utc_now
 
+REQUEUE_EXIT_CODE = 75
+REQUEUE_FILE = "requeue.json"
 _MAX_NODE_FAILURES = 3  # more in one job are no accident
 
 

@@ -21,12 +21,11 @@ from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.rank import WARNING_SIGNAL
 from redco_flow.launch.slurm.config import Config
+from redco_flow.launch.slurm.job_end import REQUEUE_EXIT_CODE
 from redco_flow.records import digest_json
 
 JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"
-REQUEUE_EXIT_CODE = 75
-REQUEUE_FILE = "requeue.json"
 _MAX_NAME_CHARACTERS = 120
 _NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never ends with it
 

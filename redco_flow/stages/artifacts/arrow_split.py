@@ -123,12 +123,12 @@ class ArrowSplit(Sequence[dict[str, Any]]):
         import pyarrow.compute as pc
 
         parts = [pc.list_value_length(batch.column(column)) for batch in self._batches]
-        return np.concatenate([np.asarray(part, np.int64) for part in [[], *parts]])
+        return np.concatenate([np.zeros(0, np.int64), *map(_as_numpy, parts)])
 
     def flat(self, column: str) -> list[NDArray[np.int32]]:
         """Return the lists of ids of all rows one after the other, in pieces that stay mapped."""
         parts = (batch.column(column).flatten() for batch in self._batches)
-        return [part.to_numpy(zero_copy_only=True) for part in parts]
+        return [_as_numpy(part) for part in parts]
 
     def runs(self, column: str) -> list[tuple[str, int]]:
         """Return the texts of a column in order, equal neighbours once with their number."""
@@ -232,8 +232,13 @@ def _value(column: Any, row: int) -> Any:
 
     scalar = column[row]
     if pa.types.is_list(column.type) and pa.types.is_int32(column.type.value_type):
-        return scalar.values.to_numpy(zero_copy_only=True)
+        return _as_numpy(scalar.values)
     return scalar.as_py()
+
+
+def _as_numpy(column: Any) -> Any:
+    """Return a column of integers without a copy; `to_numpy` would import pandas (0.5 s)."""
+    return np.from_dlpack(column)
 
 
 def _take_first(pending: list[Any] | FlatIds) -> list[Any] | FlatIds:
@@ -245,15 +250,32 @@ def _take_first(pending: list[Any] | FlatIds) -> list[Any] | FlatIds:
     return taken
 
 
-def _array(values: list[Any] | FlatIds, column_type: Any) -> Any:
-    """Return one column; the ids of FlatIds are not copied."""
+def _array(values: Sequence[Any] | FlatIds, column_type: Any) -> Any:
+    """Return one column; the ids of FlatIds are not copied. `pa.array` would import pandas."""
     import pyarrow as pa
 
-    if not isinstance(values, FlatIds):
-        return pa.array(values, column_type)
-    ids = pa.Array.from_buffers(pa.int32(), len(values.ids), [None, pa.py_buffer(values.ids)])
-    offsets = pa.py_buffer(values.offsets)
-    return pa.Array.from_buffers(column_type, len(values), [None, offsets], children=[ids])
+    if isinstance(values, FlatIds):
+        ids = pa.Array.from_buffers(pa.int32(), len(values.ids), [None, pa.py_buffer(values.ids)])
+        parts, buffers = [ids], [None, pa.py_buffer(values.offsets)]
+    elif pa.types.is_list(column_type):
+        parts = [_array([text for texts in values for text in texts], column_type.value_type)]
+        buffers = [None, _offsets(values, np.int32)]
+    else:
+        is_text = pa.types.is_string(column_type)
+        encoded = [value.encode() for value in values] if is_text else values
+        offsets = _offsets(encoded, np.int32 if is_text else np.int64)
+        parts, buffers = [], [None, offsets, pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(column_type, len(values), buffers, children=parts)
+
+
+def _offsets(values: Sequence[Any], width: type[np.integer[Any]]) -> Any:
+    """Return where each value begins, and where the last one ends."""
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *map(len, values)])
+    if ends[-1] > np.iinfo(width).max:
+        raise ValueError(f"{len(values)} rows have {ends[-1]} bytes of text, above 2 GiB.")
+    return pa.py_buffer(ends.astype(width))
 
 
 def _schema(columns: Mapping[str, str]) -> Any:
