@@ -107,7 +107,7 @@ def test_an_option_that_the_environment_names_is_left_to_it(tpus):
 
 @pytest.mark.slow
 def test_training_gathers_while_it_computes_on_tpus(tpus):
-    """On v5e: libtpu 0.0.50 does so on no other chip; with 0.0.42 it does on v5p by these options."""
+    """On v5e: libtpu 0.0.50 does so on no other chip, 0.0.42 by these options on v5p, too."""
     devices = tpus("v5e:2x2")
 
     assert num_asynchronous(plan_of(devices).compile().as_text()) > 0
