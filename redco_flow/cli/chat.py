@@ -260,7 +260,7 @@ def _serve(options: argparse.Namespace) -> int:
         find_model,
         name_of,
     )
-    from redco_flow.orchestrate.checkpoints.completions import Completions
+    from redco_flow.orchestrate.checkpoints.model_server import Completions
 
     model = find_model(Workspace(workspace_path(options).absolute()), options.checkpoint)
     request = {**model_request(options), **conversing(model), "needs_template": False}

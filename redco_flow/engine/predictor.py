@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.engine.data.batches import Batch, CollateFn, EvalBatches, Examples
-from redco_flow.engine.data.layout import check_multiple, check_positive, fetch_late, put_early
 from redco_flow.engine.data.length_buckets import Bucketing
+from redco_flow.engine.data.order import check_multiple, check_positive, fetch_late, put_early
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.progress import RowLines
 from redco_flow.engine.sharding.rules import ShardingRules

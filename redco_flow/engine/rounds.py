@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from redco_flow.engine.data.batches import BatchIterator, Examples
-from redco_flow.engine.data.layout import check_positive
+from redco_flow.engine.data.order import check_positive
 from redco_flow.engine.errors import DataError
 
 # (params, number of the round, carry) -> (its examples, the next carry)

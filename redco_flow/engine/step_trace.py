@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from redco_flow.engine.data.layout import check_positive
+from redco_flow.engine.data.order import check_positive
 
 logger = logging.getLogger(__name__)
 

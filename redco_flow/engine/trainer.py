@@ -28,9 +28,15 @@ from redco_flow.engine.data.batches import (
     Examples,
     TrainBatches,
 )
-from redco_flow.engine.data.layout import BatchLayout, check_positive, fetch_late, put_early
 from redco_flow.engine.data.length_buckets import Bucketing
-from redco_flow.engine.data.order import BatchSampler, RowOrder
+from redco_flow.engine.data.order import (
+    BatchLayout,
+    BatchSampler,
+    RowOrder,
+    check_positive,
+    fetch_late,
+    put_early,
+)
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.progress import RowLines
 from redco_flow.engine.rounds import RoundBatches, Rounds

@@ -20,8 +20,7 @@ import numpy as np
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.continuation import EARLY_STOPPING, Continuation, data_position
 from redco_flow.engine.data.batches import BatchIterator
-from redco_flow.engine.data.layout import LateFetch, check_multiple, check_positive
-from redco_flow.engine.data.order import BatchSampler
+from redco_flow.engine.data.order import BatchSampler, LateFetch, check_multiple, check_positive
 from redco_flow.engine.errors import NonFiniteLoss, TrainingStopped
 from redco_flow.engine.progress import TrainingLines, peak_memory_bytes, utilization
 from redco_flow.engine.step.step import MicroBatches

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, Sharding
 
-from redco_flow.engine.data.layout import plan_batch
+from redco_flow.engine.data.order import plan_batch
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.fsdp import ModelStates
 from redco_flow.engine.sharding.rules import ShardingRules

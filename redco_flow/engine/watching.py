@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from redco_flow.engine.data.layout import check_positive
+from redco_flow.engine.data.order import check_positive
 from redco_flow.engine.errors import NonFiniteLoss
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from redco_flow.report.thumbnails import picture_url, row_thumbnails
 from redco_flow.spec.secrets import hide_secrets
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.metrics_artifact import LINES_FILE as SCORES_FILE
-from redco_flow.tracking.predictions_artifact import LINES_FILE as PREDICTIONS_FILE
+from redco_flow.tracking.metrics_artifact import PREDICTIONS_FILE
 
 _NUM_BEST, _NUM_WORST, _NUM_OTHERS = 3, 3, 4
 _NUM_SHOWN = _NUM_BEST + _NUM_WORST + _NUM_OTHERS

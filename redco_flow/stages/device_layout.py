@@ -1,6 +1,6 @@
 """Whether a stage's settings can be laid out over a number of devices: for plans, without JAX.
 
-The same rules as `engine.sharding.mesh` and `engine.data.layout`, which check what JAX finds.
+The same rules as `engine.sharding.mesh` and `engine.data.order`, which check what JAX finds.
 """
 
 from __future__ import annotations

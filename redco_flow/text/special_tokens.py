@@ -1,4 +1,4 @@
-"""Where a text begins and ends: its start and end tokens once, and the strings that stop it.
+"""The ends of a text: start and end tokens once, and the strings that stop it.
 
 A prompt such as `<s>[INST] … [/INST]` has the start token in its own text, which a tokenizer reads
 as that token. A second one is what no published model was trained with.

@@ -14,7 +14,7 @@ from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.run import run as evaluate
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.predictions_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import Prediction
 from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
 

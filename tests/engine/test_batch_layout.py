@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from redco_flow.engine.data.layout import plan_batch
+from redco_flow.engine.data.order import plan_batch
 from redco_flow.engine.sharding.mesh import DataProcess
 
 ALONE = DataProcess(0, 1)

@@ -1,6 +1,6 @@
 """Batches early, results late."""
 
-from redco_flow.engine.data.layout import LateFetch, fetch_late, put_early
+from redco_flow.engine.data.order import LateFetch, fetch_late, put_early
 
 
 def test_two_batches_are_put_before_the_first_is_used():

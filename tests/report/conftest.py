@@ -13,8 +13,7 @@ from redco_flow.records import append_json_line, write_json, write_text
 from redco_flow.report.page import build_report
 from redco_flow.stages.artifacts.predictions import PredictionsSummary, write_predictions
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.metrics_artifact import MetricsSummary
-from redco_flow.tracking.predictions_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import MetricsSummary, Prediction
 from redco_flow.tracking.results import StageResult, fingerprint, publish_result
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace

@@ -7,7 +7,7 @@ import itertools
 import jax
 import pytest
 
-from redco_flow.engine.data.layout import plan_batch
+from redco_flow.engine.data.order import plan_batch
 from redco_flow.engine.sharding.mesh import DataProcess, build_mesh
 from redco_flow.stages.device_layout import layout_problems
 from redco_flow.stages.train.config import Config

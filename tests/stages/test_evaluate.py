@@ -15,9 +15,8 @@ from redco_flow.stages.artifacts.predictions import (
     write_predictions,
 )
 from redco_flow.stages.evaluate.run import CannotEvaluate
-from redco_flow.tracking.metrics_artifact import read_metrics
+from redco_flow.tracking.metrics_artifact import Prediction, read_metrics
 from redco_flow.tracking.paired_bootstrap import CannotCompare
-from redco_flow.tracking.predictions_artifact import Prediction
 
 SUMMARY = {
     "split": "test",

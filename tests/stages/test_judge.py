@@ -18,8 +18,7 @@ from redco_flow.stages.evaluate.config import Config, code_files, data_files, da
 from redco_flow.stages.evaluate.judge import CannotJudge, normal_number
 from redco_flow.stages.evaluate.judge_program import JudgeProgram
 from redco_flow.tracking.code_digest import source_digests
-from redco_flow.tracking.metrics_artifact import read_metrics
-from redco_flow.tracking.predictions_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import Prediction, read_metrics
 
 SUMMARY = {
     "split": "test",

@@ -17,7 +17,7 @@ from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
-from redco_flow.tracking.predictions_artifact import LINES_FILE
+from redco_flow.tracking.metrics_artifact import PREDICTIONS_FILE
 from tests.drawn_params import draw_like
 
 MODELS = {
@@ -193,7 +193,7 @@ def plain(shared_bench, trained):
 
 
 def lines_of(artifact):
-    return (artifact["predictions"].path / LINES_FILE).read_bytes()
+    return (artifact["predictions"].path / PREDICTIONS_FILE).read_bytes()
 
 
 @pytest.mark.slow

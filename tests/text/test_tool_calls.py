@@ -6,7 +6,7 @@ import pytest
 
 from redco_flow.recipes.chat.config import encode
 from redco_flow.text.conversations import BadConversation, ChatColumns, read_tools
-from redco_flow.text.tool_calls import for_template
+from redco_flow.text.rendering import for_template
 from tests.text.chat_tokenizers import load_template, make_tokenizer
 from tests.text.test_chat import ADD, ending_of, needs_trl, published
 

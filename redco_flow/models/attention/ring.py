@@ -70,7 +70,7 @@ def ring_attend(
         biases: in the forms that are made by blocks.
         window: how many tokens back, itself included, a query looks; None: all.
         dropout_keys: raw keys (B, 2); None: no dropout of the weights.
-        is_balanced: whether tokens are in the order of `balanced_order`; positions, and what
+        is_balanced: whether tokens are in the order of `SequenceOrder`; positions, and what
             biases tell, are those of the text.
         kernel: what works on a block; splash knows neither dropout nor biases of distances, and
             the mesh's model shards divide H and G there.

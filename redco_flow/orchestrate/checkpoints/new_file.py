@@ -35,7 +35,7 @@ from redco_flow.spec.problems import raise_if_any, validated
 from redco_flow.spec.stages import with_overrides
 from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.artifacts import Artifact
-from redco_flow.tracking.predictions_artifact import LINES_FILE
+from redco_flow.tracking.metrics_artifact import PREDICTIONS_FILE
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
 _ROWS_FILE = "rows.jsonl"
@@ -80,7 +80,7 @@ class NewFile:
             UsageError: a file has changed since it was read for the run.
         """
         found = {}
-        with (predictions / LINES_FILE).open(encoding="utf-8") as lines:
+        with (predictions / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
             for line in map(json.loads, lines):
                 found[int(line["row_id"].rpartition(":")[2])] = line
         digest, number = sha256(), 0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from redco_flow.text.chat import ChatTemplate, EncodedChat, OnTooLong, TooLong, TrainOn
 from redco_flow.text.conversations import BadConversation, Conversation
 from redco_flow.text.pairs import EncodedPairs, Windows
+from redco_flow.text.rendering import for_template
 from redco_flow.text.tokenizer import FlatIds
-from redco_flow.text.tool_calls import for_template
 
 TAKES_CONVERSATIONS = True
 LEARNT = "learnt"

@@ -19,8 +19,8 @@ from redco_flow.text.conversations import (
     check_messages,
     read_messages,
 )
+from redco_flow.text.rendering import for_template
 from redco_flow.text.tokenizer import TextTokenizer
-from redco_flow.text.tool_calls import for_template
 
 COLUMNS = ("prompt", "chosen", "rejected")
 TEXT_COLUMNS = COLUMNS

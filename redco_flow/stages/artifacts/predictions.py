@@ -19,7 +19,7 @@ from redco_flow.records import read_json, read_json_lines, write_json
 from redco_flow.spec.metric import Metric, check_predictions, reads_of
 from redco_flow.stages.artifacts.dataset import DatasetSummary
 from redco_flow.stages.data.row_values import as_json_value
-from redco_flow.tracking.predictions_artifact import LINES_FILE, Prediction
+from redco_flow.tracking.metrics_artifact import PREDICTIONS_FILE, Prediction
 
 FORMAT = 1
 SUMMARY_FILE = "predictions.json"
@@ -139,7 +139,7 @@ def write_predictions(
     """Write an artifact's files into a new folder."""
     folder.mkdir(parents=True)
     # Half a surrogate pair has no UTF-8; written with a backslash it is JSON's own escape of it.
-    with (folder / LINES_FILE).open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with (folder / PREDICTIONS_FILE).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for prediction in predictions:
             file.write(json.dumps(prediction.to_json(), ensure_ascii=False) + "\n")
     write_json(folder / SUMMARY_FILE, summary.to_json())
@@ -153,7 +153,7 @@ def read_predictions(folder: Path) -> tuple[list[Prediction], PredictionsSummary
     """
     try:
         summary = PredictionsSummary(**read_json(folder / SUMMARY_FILE))
-        lines = [Prediction(**line) for line in read_json_lines(folder / LINES_FILE)]
+        lines = [Prediction(**line) for line in read_json_lines(folder / PREDICTIONS_FILE)]
     except (FileNotFoundError, TypeError, ValueError) as error:
         raise ArtifactError(f"{folder}: no predictions of redco-flow: {error}") from error
     if len(lines) != summary.num_examples:

@@ -18,7 +18,7 @@ from redco_flow.spec.metric import AnswersMetric, Verdict, key_at
 from redco_flow.stages.evaluate.config import JudgeSection
 from redco_flow.stages.evaluate.extraction import Extraction, ExtractionTimedOut
 from redco_flow.stages.evaluate.judge_program import Ended, JudgeProgram, ProgramEnd
-from redco_flow.tracking.predictions_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import Prediction
 
 JUDGED_FILE = "judged.jsonl"
 _MOST_NAMED = 3

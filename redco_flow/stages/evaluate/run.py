@@ -36,8 +36,12 @@ from redco_flow.stages.artifacts.predictions import PredictionsSummary, Targets,
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.judge import JUDGED_FILE, Judgement, judge
 from redco_flow.stages.provenance import provenance_of
-from redco_flow.tracking.metrics_artifact import LINES_FILE, SUMMARY_FILE, MetricsSummary
-from redco_flow.tracking.predictions_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import (
+    LINES_FILE,
+    SUMMARY_FILE,
+    MetricsSummary,
+    Prediction,
+)
 
 logger = logging.getLogger(__name__)
 

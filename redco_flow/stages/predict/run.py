@@ -47,7 +47,7 @@ from redco_flow.stages.provenance import provenance_of
 from redco_flow.text.pairs import PAIR_SEPARATOR
 from redco_flow.text.special_tokens import cut_before
 from redco_flow.text.tokenizer import TextTokenizer
-from redco_flow.tracking.predictions_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import Prediction
 
 
 def begun(example: Mapping[str, Any], length: int, tokenizer: TextTokenizer) -> dict[str, Any]:

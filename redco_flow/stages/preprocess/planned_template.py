@@ -23,7 +23,7 @@ from redco_flow.text.chat import (
     template_text,
 )
 from redco_flow.text.conversations import Conversation
-from redco_flow.text.tool_calls import for_template
+from redco_flow.text.rendering import for_template
 
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 # Where the tokenizer is not known: a template that writes one must not fail for the lack of it.

@@ -1,6 +1,6 @@
 """Continue another training's optimizer state, steps and position in the data.
 
-Settings are compared in `continued_settings`, shapes by the engine.
+Settings are compared in `sections`, shapes by the engine.
 """
 
 from __future__ import annotations

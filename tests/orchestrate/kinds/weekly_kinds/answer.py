@@ -5,7 +5,7 @@ import json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.predictions import PredictionsSummary, write_predictions
-from redco_flow.tracking.predictions_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import Prediction
 from weekly_kinds.gather import NUM_ROWS
 
 INPUTS = {"dataset": InputSlot(kind="dataset"), "checkpoint": InputSlot(kind="checkpoint")}
