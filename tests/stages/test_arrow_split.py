@@ -1,5 +1,6 @@
 """A split's file: the same bytes however its rows were cut into batches."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -61,6 +62,17 @@ def test_a_file_has_the_same_bytes_however_its_rows_come(tmp_path, sizes, ids_of
     found = written(tmp_path / "cut.arrow", sizes, ids_of)
 
     assert found == whole == sink.getvalue().to_pybytes()
+
+
+def test_ids_and_their_lengths_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "rows.arrow"
+    written(path, [NUM_ROWS], list)
+
+    split, expected = ArrowSplit([path]), rows_of(0, NUM_ROWS)["ids"]
+
+    assert [row["ids"].tolist() for row in split[990:1010]] == expected[990:1010]
+    assert split.lengths("ids").tolist() == [*map(len, expected)]
+    assert np.concatenate(split.flat("ids")).tolist() == [one for ids in expected for one in ids]
 
 
 def test_a_file_without_rows_can_be_read(tmp_path):

@@ -237,7 +237,7 @@ def _value(column: Any, row: int) -> Any:
 
 
 def _as_numpy(column: Any) -> Any:
-    """Return a column of integers without a copy; `to_numpy` would import pandas (0.5 s)."""
+    """Return a column of integers without a copy; pyarrow's own way imports pandas (0.5 s)."""
     return np.from_dlpack(column)
 
 
