@@ -40,7 +40,7 @@ from user_model import Block, SeparateBlock, UserModel
 
 from redco_flow import Deployer
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.training_plan import TrainingPlan
+from redco_flow.engine.training_plan import StepMemory, TrainingPlan, step_memory
 from redco_flow.models.find import find_model
 from tests.engine.traffic import read_collectives
 
@@ -252,8 +252,8 @@ if COMPILED_FOR != "cpu":
     CASES["user_separate_bf16"] = user_bf16
 
 
-def compile_step(case: Case, num_model_shards: int) -> str:
-    """Return the optimised HLO of the whole train step on one group of model shards."""
+def compile_step(case: Case, num_model_shards: int) -> tuple[str, StepMemory]:
+    """Return the optimised HLO of the whole train step on one group of model shards, its memory."""
     deployer = Deployer(num_model_shards, devices=find_devices(COMPILED_FOR, num_model_shards))
     rules = deployer.get_sharding_rules(case.params, case.loss_fn, case.batch, None, False)
     plan = TrainingPlan(
@@ -266,12 +266,14 @@ def compile_step(case: Case, num_model_shards: int) -> str:
         max_grad_norm=1.0,
         batch=case.batch,
     )
-    return plan.compile().as_text()
+    compiled = plan.compile()
+    return compiled.as_text(), step_memory(compiled)
 
 
 def measure(name: str, num_model_shards: int) -> dict[str, Any]:
     case = CASES[name]()
-    found = read_collectives(compile_step(case, num_model_shards))
+    program, memory = compile_step(case, num_model_shards)
+    found = read_collectives(program)
     share = (num_model_shards - 1) / num_model_shards
     optimum = 2 * share * case.positions * BATCH * WIDTH * FLOAT_BYTES
     num_bytes = sum(one.wire_bytes for one in found)
@@ -283,6 +285,8 @@ def measure(name: str, num_model_shards: int) -> dict[str, Any]:
         "bytes": round(num_bytes),
         "optimum_bytes": round(optimum),
         "ratio": round(num_bytes / optimum, 4),
+        "state_bytes": memory.aliased,
+        "temporary_bytes": memory.temporaries,
     }
 
 

@@ -6,8 +6,10 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -91,11 +93,16 @@ def e2e_data() -> Path:
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory):
     """Processes that tests start compile equal programs once, whichever file and worker it is."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+        folder = _shared_folder(tmp_path_factory) / "compiled"
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
         yield
+
+
+def _shared_folder(tmp_path_factory):
+    """Return the folder of all of pytest's workers."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -119,23 +126,65 @@ def _home_with_server(tmp_path_factory):
     home = tmp_path_factory.mktemp("redco-flow-home")
     yield home
     os.environ["REDCO_FLOW_HOME"] = str(home)
+    _signal_server(home, signal.SIGCONT)
     stop_server(grace_seconds=5.0)
 
 
 @pytest.fixture(scope="module")
 def prefect_home(_home_with_server):
-    """REDCO_FLOW_HOME with a Prefect server, for the tests of one file."""
+    """REDCO_FLOW_HOME with a Prefect server, for the tests of one file.
+
+    The server stands still where no test needs it: its services look into its database for ever.
+    """
     before = os.environ["REDCO_FLOW_HOME"]
     os.environ["REDCO_FLOW_HOME"] = str(_home_with_server)
+    _signal_server(_home_with_server, signal.SIGCONT)
     yield _home_with_server
+    _signal_server(_home_with_server, signal.SIGSTOP)
     os.environ["REDCO_FLOW_HOME"] = before
 
 
+def _signal_server(home, number):
+    from redco_flow.tracking.process_identity import ProcessIdentity
+
+    for record in home.glob("prefect/*/server.json"):
+        process = ProcessIdentity.from_json(json.loads(record.read_text())["process"])
+        if process.is_alive():
+            os.kill(process.pid, number)
+
+
+@pytest.fixture(scope="session")
+def prefect_tables(tmp_path_factory):
+    """Copy the database of the first server that any of pytest's workers started, if there is one.
+
+    To make its tables takes longer than to start a server.
+    """
+    kept = _shared_folder(tmp_path_factory) / "prefect.db"
+
+    def prepare():
+        from redco_flow.orchestrate.prefect.server import ensure_server, prefect_directory
+
+        database = prefect_directory() / "prefect.db"
+        if database.exists():
+            return
+        if kept.exists():
+            shutil.copy(kept, database)
+            return
+        ensure_server(timeout_seconds=500)
+        draft = kept.with_name(f"prefect-{os.getpid()}.db")
+        with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(draft)) as copy:
+            made.backup(copy)
+        draft.replace(kept)
+
+    return prepare
+
+
 @pytest.fixture(scope="module")
-def prefect_server(prefect_home):
+def prefect_server(prefect_home, prefect_tables):
     """A real Prefect server, to which all runs of the file's further tests report; its address."""
     from redco_flow.orchestrate.prefect.server import ensure_server
 
+    prefect_tables()
     return ensure_server(timeout_seconds=500)
 
 

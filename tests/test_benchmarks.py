@@ -6,15 +6,12 @@ Those that compile for TPUs run beside what they measure: `tests/engine/test_att
 
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import pytest
-
-from redco_flow.engine.step.seldom import SELDOM
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLUGIN = f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}"
@@ -46,57 +43,37 @@ def measure():
     return run
 
 
-def test_a_program_for_gpus_sends_what_the_closed_form_says(measure):
+def test_a_program_for_gpus_sends_and_keeps_what_the_closed_forms_say(measure):
     """Also in loops: of a LLaMA's layers, forward and backward."""
-    record = measure("collectives.py", "--target", "gpu", "--num-model-shards", "2")
+    rows, length, width, layers, vocab_size = 8, 512, 1024, 4, 32000
+
+    record = measure("collectives.py", "--target", "gpu", "--num-model-shards", "2", "--remat=full")
 
     assert 0.99 <= record["ratio"] <= 1.05
-
-
-def test_a_step_for_gpus_takes_its_state_what_it_keeps_and_one_layers_work(measure):
-    rows, length, width, layers = 8, 512, 512, 32
-    given = ["--model", "tiny", "--mesh", "model 4 x fsdp 2", "--length", str(length)]
-
-    (record,) = measure("step_memory.py", "--target", "a100", *given)["step_memory"]
-
-    layer = 4 * width * width + 3 * width * 1536 + 2 * width
-    num_params = layers * layer + 2 * 2048 * width + width
+    num_params = layers * (4 * width**2 + 3 * width * 4096) + 2 * vocab_size * width
     # Parameters, first and second moments in float32; norms are not split.
-    assert record["state_gib"] == pytest.approx(12 * num_params / 8 / 2**30, rel=0.02)
-    # Of each layer its input, split over the model's shards, and attention's result likewise.
-    kept = layers * rows * length * width * (2 + 2) / 8
-    assert record["kept_gib"] == pytest.approx(kept / 2**30, abs=1e-3)
-    # One layer's scores, in float32: of four rows one head, forward and backward.
-    assert record["layer_gib"] > 2 * 4 * length * length * 4 / 2**30
-    assert 0 < record["rest_gib"] < record["peak_gib"] / 2
+    assert record["state_bytes"] == pytest.approx(12 * num_params / 2, rel=1e-3)
+    # Gradients; the logits and their gradients; each layer's input.
+    logits = rows * length * vocab_size
+    kept = 4 * num_params / 2 + 2 * 4 * logits / 2 + layers * 4 * rows * length * width
+    # Compilers that order the same program otherwise keep as much again for a while.
+    assert 0.98 * kept < record["temporary_bytes"] < 1.7 * kept
 
 
-@pytest.mark.parametrize("rank", [None, 16], ids=["full", "lora"])
-def test_a_step_multiplies_by_the_head_once_forward_and_adds_up_within_products(
-    measure, tmp_path, rank
-):
-    """Of 3.9 GiB of logits, in chunks: for a frozen head two products, for another three."""
-    rows, length, layers, width, units, vocab_size = 8, 2048, 2, 2048, 8192, 128256
+def test_a_step_multiplies_by_a_frozen_head_twice(measure):
+    """Of 3.9 GiB of logits, in chunks; for another head three times: `tests/cli/test_fit.py`."""
+    rows, length, layers, width, units, vocab_size, rank = 8, 2048, 2, 2048, 8192, 128256, 16
     given = ["--model", "llama-3.2-1b", "--mesh", "one device", "--remat", "none", "--whole"]
     given += ["--layers", str(layers), "--rows", str(rows), "--length", str(length)]
-    given += ["--hlo", tmp_path / "hlo", *([] if rank is None else ["--lora", str(rank)])]
+    given += ["--lora", str(rank)]
 
     (record,) = measure("step_memory.py", "--target", "h100", *given)["step_memory"]
 
     heads = 2 * width + 2 * 512  # outputs of queries, keys and values
     kernels = layers * (width * (heads + 3 * units)) + width * vocab_size
     factors = layers * (2 * width + width + 1024 + 2 * width + 2 * width + 3 * units)
-    each = 6 * kernels if rank is None else 4 * kernels + 6 * rank * factors
+    each = 4 * kernels + 6 * rank * factors
     assert record["product_tflop"] == pytest.approx(each * rows * length / 1e12, rel=0.02)
-    added = re.compile(rf"= f32\[(1,1,)?{width},{vocab_size}\]\S* add\(")
-    computations = re.split(r"\n}\n", (tmp_path / "hlo").read_text())
-    adding = [
-        each
-        for each in computations
-        if any(added.search(line) and SELDOM not in line for line in each.splitlines())
-    ]
-    assert len(adding) == (rank is None)
-    assert all(" dot(" in each for each in adding)
 
 
 def test_windows_and_soft_caps_of_packed_rows_form_no_scores_on_gpus(measure):

@@ -26,6 +26,8 @@ from redco_flow.orchestrate.recurring.deployments import (
     find_deployment,
 )
 from redco_flow.orchestrate.recurring.flow_runs import FlowRuns
+from redco_flow.orchestrate.recurring.serving import stop_serving
+from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.spec.yaml import read_yaml
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
@@ -55,13 +57,20 @@ def served(tmp_path, prefect_server):
     (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
     command = Command(tmp_path)
     yield command
-    command("serve", "--stop")
-    for schedule in list_schedules(Workspace(tmp_path / "redco-workspace")):
-        command("schedule", "rm", schedule.name)  # the server is that of further tests
+    stop_serving()
+    forget(tmp_path)
 
 
-def directory_of(command):
-    return ScheduleDirectory.of(Workspace(command.folder / "redco-workspace"), "weekly")
+def forget(folder):
+    """Delete what a workspace's schedules have at the server, which is that of further tests."""
+    with client_of(connect()) as client:
+        for schedule in list_schedules(Workspace(folder / "redco-workspace")):
+            if (found := find_deployment(schedule.name, client)) is not None:
+                client.delete_deployment(found.id)
+
+
+def directory_of(command, name="weekly"):
+    return ScheduleDirectory.of(Workspace(command.folder / "redco-workspace"), name)
 
 
 def ended_firings(command, count):
@@ -102,6 +111,7 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
     served("schedule", "pause", "weekly")
     assert served.json("schedule", "show", "weekly")["is_paused"]
     # Refused while a firing that was due before the pause is not at its end.
+    wait_for(lambda: all(one.has_ended for one in directory_of(served).firings()))
     wait_for(lambda: served.start("schedule", "rm", "weekly").wait() == 0)
     assert served.json("status", first.run)["state"] == "completed"
     assert "no schedules yet" in served.start("schedule", "ls").communicate()[1]
@@ -170,7 +180,7 @@ def test_damaged_records_of_a_firing_are_logged_once(settled):
 
 def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served):
     """Fault 60: in a work pool of this user alone, so that no other user's worker starts them."""
-    names = ("first", "second", "third")
+    names = ("first", "second")
     for name in names:
         served("schedule", "add", "weekly.yaml", "--name", name)
     served("schedule", "add", "weekly.yaml", "--name", "lost")
@@ -184,7 +194,7 @@ def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served)
 
     def ended():
         firings = [one for directory in directories for one in directory.firings()]
-        return firings if len([one for one in firings if one.has_ended]) == 3 else None
+        return firings if len([one for one in firings if one.has_ended]) == 2 else None
 
     firings = sorted(wait_for(ended, seconds=300), key=lambda one: one.began)
     assert all(one.ended <= other.began for one, other in pairwise(firings))
@@ -212,18 +222,19 @@ def test_a_schedule_that_is_edited_to_fire_too_often_is_switched_off(served):
     assert [line for line in log if "'weekly' is switched off" in line and "'15s'" in line]
 
 
-@pytest.fixture
-def settled(tmp_path, prefect_server):
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory, prefect_server):
     """What settling makes of a flow run in a state, whose firing's record says another."""
     from prefect import states
 
+    tmp_path = tmp_path_factory.mktemp("settled")
     (tmp_path / "weekly.yaml").write_text(PIPELINE)
     command = Command(tmp_path)
     (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
-    command("schedule", "add", "weekly.yaml")
-    directory = directory_of(command)
+    command("schedule", "add", "weekly.yaml", "--name", "settled")
+    directory = directory_of(command, "settled")
     with client_of(connect()) as client:
-        deployment = find_deployment("weekly", client)
+        deployment = find_deployment("settled", client)
 
         def settled(said, state="running", ended=None, run="", damage=False, retries=0, log=print):
             flow_run = client.create_flow_run_from_deployment(
@@ -248,7 +259,7 @@ def settled(tmp_path, prefect_server):
             return found
 
         yield settled
-    command("schedule", "rm", "weekly")
+        forget(tmp_path)
 
 
 def test_killed_at_random_times_nothing_fires_twice_and_nothing_is_lost(served):
@@ -264,11 +275,11 @@ def test_killed_at_random_times_nothing_fires_twice_and_nothing_is_lost(served):
     served("schedule", "run", "weekly")
     rng = random.Random(4)
 
-    for number in range(4):
+    for number in range(3):
         time.sleep(rng.uniform(0.1, 4.0))  # at a random time: that is the fault
         found = victims(served)
         kill(found[number % len(found)])
-        if who_serves() is None:
+        if Serving.find() is None:
             served("serve", "--detach")
     (served.folder / "gate").touch()
     [firing] = wait_for(lambda: ended_firings(served, 1), seconds=300)
@@ -277,7 +288,7 @@ def test_killed_at_random_times_nothing_fires_twice_and_nothing_is_lost(served):
     assert [one.name for one in (served.folder / "redco-workspace" / "runs").iterdir()] == [
         firing.run
     ]
-    states = wait_for(lambda: final_states(served), seconds=400)
+    states = wait_for(lambda: final_states(), seconds=400)
     assert states == ["COMPLETED"]
     run = RunDirectory(Path(firing.run_path))
     assert run.read_state()["state"] == "completed"
@@ -292,18 +303,12 @@ def own_server():
     return ProcessIdentity.from_json(record["process"])
 
 
-def who_serves():
-    from redco_flow.orchestrate.recurring.serving_record import Serving
-
-    return Serving.find()
-
-
 def victims(command):
     """The processes that live: the server, what serves, the launcher of the firing's run."""
     found = [own_server()] if own_server().is_alive() else []
     runs = (command.folder / "redco-workspace" / "runs").glob("*")
     launchers = [lease.holder for run in runs if (lease := find_holder(run)) is not None]
-    return [*found, who_serves().process, *launchers]
+    return [*found, Serving.find().process, *launchers]
 
 
 def kill(process):
@@ -312,23 +317,14 @@ def kill(process):
     wait_for(lambda: not process.is_alive())
 
 
-def final_states(command):
+def final_states():
     """The states of the schedule's flow runs, once all of them have ended."""
-    program = (
-        "from redco_flow.orchestrate.recurring.deployments import *\n"
-        "with client_of(connect()) as client:\n"
-        "    found = find_deployment('weekly', client)\n"
-        "    from prefect.client.schemas.filters import *\n"
-        "    of = DeploymentFilter(id=DeploymentFilterId(any_=[found.id]))\n"
-        "    runs = client.read_flow_runs(deployment_filter=of)\n"
-        "    print([str(one.state.type.value) for one in runs if one.start_time])\n"
-    )
-    import subprocess
-    import sys
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines()
-    states = json.loads(lines[-1].replace("'", '"')) if lines else []
-    return (
-        states if states and all(s in ("COMPLETED", "FAILED", "CRASHED") for s in states) else None
-    )
+    with suppress(Exception), client_of(connect()) as client:  # the server may just be starting
+        of = DeploymentFilter(id=DeploymentFilterId(any_=[find_deployment("weekly", client).id]))
+        states = [
+            one.state for one in client.read_flow_runs(deployment_filter=of) if one.start_time
+        ]
+        return [one.type.value for one in states] if all(one.is_final() for one in states) else None
+    return None
