@@ -177,6 +177,7 @@ def prefect_tables(tmp_path_factory):
         draft = kept.with_name(f"prefect-{os.getpid()}.db")
         with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(draft)) as copy:
             made.backup(copy)
+        shutil.copymode(database, draft)
         draft.replace(kept)
 
     return prepare
