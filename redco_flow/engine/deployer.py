@@ -16,8 +16,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.compiler_options import compiler_options
-from redco_flow.engine.devices import decide_first
 from redco_flow.engine.sharding.fsdp import (
     ModelStates,
     choose_parameter_split,

@@ -14,7 +14,7 @@ directory = sys.argv[5 + rank]
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
-from redco_flow.engine.devices import is_first_process, wait_for_all
+from redco_flow.engine.agreement import is_first_process, wait_for_all
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
 mesh = jax.make_mesh((2, 3), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -20,6 +20,12 @@ from typing import Any, Self
 
 import jax
 
+from redco_flow.engine.agreement import (
+    check_everywhere,
+    decide_first,
+    is_first_process,
+    wait_for_all,
+)
 from redco_flow.engine.checkpoint.arrays import (
     Leaf,
     StoredArray,
@@ -45,12 +51,6 @@ from redco_flow.engine.checkpoint.directory import (
     KeepState,
     Mode,
     best_step,
-)
-from redco_flow.engine.devices import (
-    check_everywhere,
-    decide_first,
-    is_first_process,
-    wait_for_all,
 )
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.engine.files import canonical_json

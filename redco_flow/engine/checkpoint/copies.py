@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from redco_flow.engine.agreement import is_first_process, wait_for_all
 from redco_flow.engine.checkpoint.commit import COMMIT_FILE, is_committed
 from redco_flow.engine.checkpoint.directory import CheckpointDirectory
-from redco_flow.engine.devices import is_first_process, wait_for_all
 
 _CHUNK_BYTES = 64 << 20
 

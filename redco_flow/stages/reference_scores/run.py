@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.devices import decide_first
 from redco_flow.engine.predictor import Predictor
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import RedcoFlowError

@@ -102,7 +102,7 @@ def _meet_others(context: StageContext) -> None:
     if "jax" not in sys.modules:
         return
 
-    from redco_flow.engine.devices import wait_for_all
+    from redco_flow.engine.agreement import wait_for_all
     from redco_flow.runtime.process_group import describe_devices
 
     wait_for_all("the script ended")

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.data.batches import CollateFn
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.devices import decide_first
 from redco_flow.engine.sharding.rules import join, key_names, named_leaves
 from redco_flow.engine.sharding.two_rules import weight_decay_mask
 from redco_flow.engine.step.lora import BASE, FACTORS, Lora, plan_lora

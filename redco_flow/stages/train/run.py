@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.engine import errors as engine_errors
+from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.checkpoint.checkpointer import (
     Checkpointer,
     Commit,
@@ -22,7 +23,6 @@ from redco_flow.engine.checkpoint.checkpointer import (
 )
 from redco_flow.engine.checkpoint.commit import TRAINING
 from redco_flow.engine.continuation import Continuation
-from redco_flow.engine.devices import decide_first
 from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
