@@ -150,9 +150,10 @@ def prefect_home(_home_with_server):
 def _signal_server(home, number):
     from redco_flow.tracking.process_identity import ProcessIdentity
 
-    for record in home.glob("prefect/*/server.json"):
+    record = home / "prefect" / os.uname().nodename / "server.json"
+    if record.exists():
         process = ProcessIdentity.from_json(json.loads(record.read_text())["process"])
-        if process.is_alive():
+        if process.host == os.uname().nodename and process.is_alive():
             os.kill(process.pid, number)
 
 

@@ -229,7 +229,7 @@ class FunctionRecipe(RowsRecipe):
     def make(self, model: Mapping[str, Any], texts: TokenLengths | None = None) -> Recipe:
         """Bind the functions to the settings; see `DeclaredRecipe`."""
         # Plans read recipes, and need no NumPy.
-        from redco_flow.recipes.recipe import as_json, rows_of
+        from redco_flow.recipes.parts.outputs import as_json, rows_of
 
         settings = _settings_of(model)
         last = self.last_argument(settings)

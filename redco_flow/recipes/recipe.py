@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from redco_flow.errors import UnusableRow
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from redco_flow.text.tokenizer import TextTokenizer
 
     Lengths = NDArray[np.int64]
-
 
 Example = Mapping[str, Any]
 Class = str | int
@@ -206,20 +204,3 @@ def matmul_precision(model: Mapping[str, Any]) -> str | None:
     None, JAX's default, where its products are narrower or the model has no `dtype`.
     """
     return "highest" if model.get("dtype") == "float32" else None
-
-
-def rows_of(found: Any) -> list[Any]:
-    """Cut a tree of arrays (B, ...) into B trees."""
-    import jax
-
-    count = len(jax.tree.leaves(found)[0])
-    return [jax.tree.map(lambda x, row=row: x[row], found) for row in range(count)]
-
-
-def as_json(value: Any) -> Any:
-    """Return a prediction's arrays and NumPy numbers as lists and numbers."""
-    if isinstance(value, Mapping):
-        return {str(key): as_json(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
-    return np.asarray(value).tolist() if hasattr(value, "__array__") else value

@@ -222,6 +222,7 @@ def test_a_stage_submitted_ahead_begins_when_every_task_of_the_array_before_it_i
     pipeline["stages"]["after"] = after
     driven = run_of(tmp_path, pipeline, ahead=True, executor="slurm")
     wait_until(lambda: has_started(tmp_path, 0, 1, 2))
+    wait_until(lambda: any(line.startswith("after | job") for line in driven.said))
     waiting = slurm.jobs()
     go(tmp_path, "join", "go-0", "go-1", "go-2")
     assert driven.end().state == "completed", driven.said

@@ -285,7 +285,7 @@ def test_a_step_compiled_for_tpus_has_the_kernel_once_and_no_scores(monkeypatch,
 
     JAX leaves a forward kernel of which nothing is used.
     """
-    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    pytest.importorskip("libtpu", reason="pip install libtpu")
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -328,7 +328,7 @@ def test_a_step_over_context_shards_compiled_for_tpus_has_the_kernel_and_no_scor
 
     In float32, with whose precision Mosaic compiles the kernel, too.
     """
-    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    pytest.importorskip("libtpu", reason="pip install libtpu")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc("v5p:2x2x1", platform="tpu").devices
@@ -372,7 +372,7 @@ def test_a_step_over_context_shards_compiled_for_tpus_has_the_kernel_and_no_scor
 @pytest.mark.slow
 def test_attention_costs_no_more_than_splash_called_bare():
     """Between projections, of 512 tokens, compiled for a v5p chip."""
-    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    pytest.importorskip("libtpu", reason="pip install libtpu")
     script = Path(__file__).parents[2] / "benchmarks" / "attention_cost.py"
     environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 

@@ -102,7 +102,20 @@ def test_an_option_that_the_environment_names_is_left_to_it(tpus):
     found = compiler_options(mesh, environ)
 
     left = {"xla_enable_async_all_gather", "xla_tpu_overlap_compute_collective_tc"}
+    assert left <= set(compiler_options(mesh, {}))
     assert set(found) == set(compiler_options(mesh, {})) - left
+
+
+def test_programs_are_compiled_with_their_platforms_options(monkeypatch, tmp_path):
+    monkeypatch.setitem(options._BY_PLATFORM, "cpu", {"xla_dump_to": str(tmp_path)})
+
+    def some_step(x):
+        return jnp.sin(x)
+
+    compiled = Deployer(devices=jax.devices()[:1]).jit(some_step)
+    compiled.lower(jax.ShapeDtypeStruct((4,), jnp.float32)).compile()
+
+    assert list(tmp_path.glob("*jit_some_step*"))
 
 
 @pytest.mark.slow

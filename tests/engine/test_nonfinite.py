@@ -145,7 +145,7 @@ def test_an_update_that_is_not_finite_is_skipped_though_its_gradient_is():
 
 
 def test_no_checkpoint_holds_what_was_not_finite(tmp_path):
-    """The newest and the best are of finite parameters, and resuming goes on counting."""
+    """Fault 25. The newest and the best are of finite parameters, and resuming goes on counting."""
     with Checkpointer(tmp_path, keep_last=10, keep_best={"eval_loss": "min"}) as checkpointer:
         trainer_of().fit(
             examples([2]),

@@ -431,7 +431,7 @@ def test_every_choice_gives_the_same_gradients(remat):
 @pytest.mark.slow
 def test_a_compiled_step_for_tpus_offloads_to_the_host(monkeypatch):
     """Engine case 55: by the compiler's own count of the host's memory."""
-    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    pytest.importorskip("libtpu", reason="pip install libtpu")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices

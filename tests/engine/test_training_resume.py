@@ -113,7 +113,7 @@ def assert_bitwise(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [4])
+@pytest.mark.parametrize("stop_after", [4, 6])
 def test_a_stopped_and_resumed_training_ends_bitwise_as_an_uninterrupted_one(tmp_path, stop_after):
     """Engine cases 30, 42 and 46: 6 steps an epoch, so in mid-epoch and at an epoch's end."""
     whole = trainer_of()

@@ -53,6 +53,9 @@ def test_every_rank_takes_part_and_rank_zero_alone_publishes(
     ranks = range(2 * per_host)
     of_all = f"of {len(ranks)}, {len(ranks)} devices"
     assert noted == [f"{rank} {of_all}, {rank % per_host} on its host" for rank in ranks]
+    # Where hosts have disks of their own, each saves all of a checkpoint.
+    shares_disk = {path.read_text() for path in folder.glob("*.shares")}
+    assert shares_disk == {str(kind == "shared")}
     assert job.result()["outputs"].keys() == {"dataset"}
     assert job.attempt.ranks_with_logs() == [*ranks]
 

@@ -12,7 +12,8 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from redco_flow.corpora import python_reference
 from redco_flow.metrics import rouge
-from redco_flow.metrics.rouge import Settings, stem
+from redco_flow.metrics.porter_stemmer import stem
+from redco_flow.metrics.rouge import Settings
 
 SUFFIXES = (
     "ational tional enci anci izer bli alli entli eli ousli ization ation ator alism iveness "

@@ -196,6 +196,10 @@ def test_one_rate_of_dropout_is_that_of_all_places():
     config = bart.Config().updated({"dropout_rate": 0.25})
 
     assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.25,) * 3
+    for stack in (config.core.encoder, config.core.decoder):
+        of_embeddings = (stack.embedding_dropout, stack.residual_dropout)
+        assert {*of_embeddings, stack.attention.dropout, stack.mlp.dropout} == {0.25}
+    assert config.core.decoder.cross_attention.dropout == 0.25
 
 
 def test_a_text_that_is_too_long_ends_with_the_end_token_unless_another_is_given():

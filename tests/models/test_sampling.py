@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.generation.logits_processors import Sampling, candidates, draw
+from redco_flow.models.generation.sampling import Sampling, candidates, draw
 
 HOWS = [
     Sampling(temperature=0.7),

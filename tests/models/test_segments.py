@@ -164,7 +164,7 @@ def test_layers_are_unstacked_for_the_platform_of_the_mesh(decoder, platform):
 @pytest.mark.slow
 def test_a_token_moves_little_more_than_weights_and_filled_cache_once():
     """Compiled for a v5p chip, in two segments."""
-    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    pytest.importorskip("libtpu", reason="pip install libtpu")
     script = Path(__file__).parents[2] / "benchmarks" / "decode_cost.py"
     environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 

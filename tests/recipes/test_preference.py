@@ -10,7 +10,7 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.preference import Settings, encode_row
 from redco_flow.recipes.preference.config import Loss
-from redco_flow.recipes.preference.run import PairScores, pair_losses
+from redco_flow.recipes.preference.losses import PairScores, pair_losses
 from redco_flow.recipes.recipe import Generation, TokenLengths
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer

@@ -62,6 +62,14 @@ def test_a_pipeline_of_the_project_agrees_with_the_schema(path, agrees):
     agrees.validate(document.values)
 
 
+@pytest.mark.parametrize(
+    ("section", "is_valid"),
+    [({"metrics": ["a", "b"]}, True), ({"metrics": [1]}, False), ({"metrics": {"a": 1}}, False)],
+)
+def test_inputs_that_are_lists_are_lists_of_references(agrees, section, is_valid):
+    assert agrees.is_valid({"name": "lists", "stages": {"compare": section}}) == is_valid
+
+
 def test_the_readme_s_sweep_key_seed_is_every_seed_of_the_quickstart():
     pipeline = load_pipeline(PROJECT / "pipelines" / "quickstart.yaml", ["seed=2"], environ={})
 

@@ -9,7 +9,8 @@ from stage_kinds import curate, preprocess
 from redco_flow.corpora import python_reference
 from redco_flow.stages.artifacts.curation import WrongCuration
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.curate.run import KeptTexts, NothingLeft, grams, words_of
+from redco_flow.stages.curate.run import NothingLeft
+from redco_flow.stages.curate.text_filters import KeptTexts, grams, words_of
 
 LONG = "the night train to the coast leaves at ten and reaches the old harbour before the sun"
 KEPT = [

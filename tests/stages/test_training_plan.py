@@ -268,7 +268,7 @@ def test_the_step_is_planned_for_the_widest_batch_that_is_trained_on(bench, writ
 
 
 def test_steps_that_are_not_finite_are_counted_only_where_they_are_to_be_skipped(tokenizer):
-    """Fault 25. How many may be, and which are saved: `tests/engine/test_nonfinite.py`."""
+    """How many may be, and which are saved: `tests/engine/test_nonfinite.py`."""
     recipe = recipe_of(tokenizer, TINY)
 
     def state(**settings):

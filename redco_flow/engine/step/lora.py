@@ -39,9 +39,9 @@ from redco_flow.engine.sharding.rules import (
 from redco_flow.engine.sharding.shared_inputs import SharedInputs
 from redco_flow.engine.sharding.two_rules import read_roles
 from redco_flow.engine.step.deferred import Deferred, Outcome, bind, run_deferred
-from redco_flow.engine.step.lora_products import (
+from redco_flow.engine.step.lora_products import KernelProduct
+from redco_flow.engine.step.lora_targets import (
     LETTERS,
-    KernelProduct,
     Parts,
     Target,
     choose_kernels,

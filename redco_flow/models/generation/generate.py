@@ -31,13 +31,11 @@ from redco_flow.models.generation.greedy import (
 from redco_flow.models.generation.logits_processors import (
     LogitsProcessing,
     ReadTokens,
-    Sampling,
-    draw,
-    keys_of_sequences,
     processor,
     read_prompts,
     read_start_token,
 )
+from redco_flow.models.generation.sampling import Sampling, draw, keys_of_sequences
 from redco_flow.models.random import example_keys
 
 

@@ -21,28 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from redco_flow.engine.files import reading, write_json
+from redco_flow.models.hub import mxfp4
 from redco_flow.models.hub.layouts import TensorLayout
 from redco_flow.models.hub.model_files import INDEX_FILE, SINGLE_FILE, weight_names
-
-MXFP4_BLOCK = 32
-# Sign, two bits of exponent, one of mantissa.
-_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_VALUES = np.array([*_POSITIVE, *(-value for value in _POSITIVE)], np.float32)
-_EXPONENT_BIAS = 127
-
-
-def unpack_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return the values of packed numbers, float32 (…, C); bfloat16 holds them exactly too.
-
-    Args:
-        blocks: uint8 (…, C / 32, 16), of each byte the low four bits first.
-        scales: uint8 (…, C / 32), powers of two plus 127.
-    """
-    numbers = np.stack([blocks & 0x0F, blocks >> 4], axis=-1)
-    values = _VALUES[numbers].reshape(*blocks.shape[:-1], MXFP4_BLOCK)
-    scaled = np.ldexp(values, scales.astype(np.int32)[..., None] - _EXPONENT_BIAS)
-    return scaled.reshape(*blocks.shape[:-2], -1)
-
 
 _ROWS_AT_A_TIME = 4096
 # Ends of the names of a tensor's two parts, of four bits a number and of their scales.
@@ -98,7 +79,7 @@ class TensorFiles:
         """Return a tensor's shape."""
         if name in self._packed:
             *lead, num_rows, num_blocks = self.shape(name + _PACKED[1])
-            return (*lead, num_blocks * MXFP4_BLOCK, num_rows)
+            return (*lead, num_blocks * mxfp4.BLOCK, num_rows)
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
     def read(self, name: str, block: tuple[slice, ...] = ()) -> np.ndarray:
@@ -128,16 +109,16 @@ class TensorFiles:
         """Read a block (…, C, R) of a tensor that is packed as (…, R, C / 32)."""
         whole = tuple(slice(0, size) for size in self.shape(name))
         *lead, columns, rows = block or whole
-        first, last = columns.start // MXFP4_BLOCK, -(-columns.stop // MXFP4_BLOCK)
+        first, last = columns.start // mxfp4.BLOCK, -(-columns.stop // mxfp4.BLOCK)
         path = self._path_of[name + _PACKED[0]]
         with reading(path, "a safetensors file"):
             blocks, scales = (
                 np.asarray(self._file_of[part].get_slice(part)[(*lead, rows, slice(first, last))])
                 for part in (name + end for end in _PACKED)
             )
-        begins = first * MXFP4_BLOCK
+        begins = first * mxfp4.BLOCK
         wanted = slice(columns.start - begins, columns.stop - begins)
-        return np.swapaxes(unpack_mxfp4(blocks, scales)[..., wanted], -1, -2)
+        return np.swapaxes(mxfp4.unpack(blocks, scales)[..., wanted], -1, -2)
 
     def _open(self, path: Path) -> None:
         try:

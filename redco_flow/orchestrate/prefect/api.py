@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.records import read_json_if_present, write_json
-from redco_flow.spec.schedule import next_dates
 from redco_flow.tracking.locks import exclusive
 
 LOGIN_PATH = "/redco-flow/login"
@@ -137,6 +136,9 @@ def pause_endless_rules(folder: Path) -> None:
     database = folder / "prefect.db"
     if not database.is_file():
         return
+    # Imported here: a rule's types are pydantic's, which verbs of schedules need not wait for.
+    from redco_flow.spec.schedule import next_dates
+
     # A database that cannot be changed is reported by the server.
     with (
         contextlib.suppress(sqlite3.Error),

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from redco_flow.errors import RunCancelled, UsageError
 from redco_flow.launch.endings import never_began, write_exit
-from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
-from redco_flow.spec.load import ResolvedPipeline
-from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, ENDED_STAGE_STATES, Cause, State
 from redco_flow.tracking.locks import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
@@ -24,6 +21,9 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
+    from redco_flow.orchestrate.run.plan import Plan
+    from redco_flow.spec.load import ResolvedPipeline
+    from redco_flow.spec.profile import Profile
 
 
 StopKind = Literal["cancel", "detach"]

@@ -1,21 +1,22 @@
 """Rows' images as arrays that a model reads: of one size and number of channels, normalised.
 
-Light: Pillow is imported where an image is one of its own, or is to be resized.
+Light: Pillow is imported where an image is one of its own, or is to be resized; JAX to augment.
 Dims in this file: B batch, X image side, C channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from redco_flow.spec.model import NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
+
+if TYPE_CHECKING:
+    import jax
 
 Pixels = NDArray[np.float32]
 
@@ -162,6 +163,8 @@ def augment(images: jax.Array, rngs: jax.Array, *, flip: bool, shift: int) -> ja
     """
     if not flip and not shift:
         return images
+    import jax
+    import jax.numpy as jnp
 
     def vary(image: jax.Array, rng: jax.Array) -> jax.Array:
         to_flip, to_move = jax.random.split(rng)

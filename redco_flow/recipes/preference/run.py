@@ -20,99 +20,13 @@ from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import Measured
 from redco_flow.recipes.language_modeling.run import Rows, build_decoder_only
 from redco_flow.recipes.parts.model import ChosenModel, choose_model, with_changes
+from redco_flow.recipes.parts.outputs import as_json, rows_of
 from redco_flow.recipes.preference.config import Loss, Settings, needs_reference
-from redco_flow.recipes.recipe import (
-    Batch,
-    Collate,
-    Example,
-    Recipe,
-    TokenLengths,
-    as_json,
-    rows_of,
-)
+from redco_flow.recipes.preference.losses import PairScores, implicit_rewards, pair_losses
+from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe, TokenLengths
 
 if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths
-
-
-# Of an answer whose every token is certain the odds would be infinite.
-_LARGEST_MEAN = -1e-7
-
-
-@dataclass(frozen=True)
-class PairScores:
-    """Log-likelihoods of both answers of each pair.
-
-    Args:
-        log_likelihoods: (B, 2), summed over the answer's tokens, in nats.
-        num_tokens: (B, 2).
-        reference: (B, 2), the same by the reference; None where there is none.
-    """
-
-    log_likelihoods: jax.Array
-    num_tokens: jax.Array
-    reference: jax.Array | None = None
-
-    @property
-    def means(self) -> jax.Array:
-        """Log-likelihoods per token (B, 2)."""
-        return self.log_likelihoods / self.num_tokens
-
-
-def implicit_rewards(loss: Loss, scores: PairScores) -> jax.Array:
-    """Return what a policy that is optimal for its loss was rewarded with, (B, 2).
-
-    Raises:
-        ValueError: the loss compares with a reference, and there is none.
-    """
-    if loss.type in ("orpo", "simpo"):
-        return loss.strength * scores.means
-    if scores.reference is None:
-        raise ValueError(
-            f"the loss {loss.type} compares with a reference's log-probabilities, and the examples "
-            "have none: give the stage `reference_scores`."
-        )
-    log_ratios = scores.log_likelihoods - scores.reference
-    if loss.type == "ipo":
-        log_ratios = log_ratios / scores.num_tokens
-    return loss.strength * log_ratios
-
-
-def pair_losses(loss: Loss, scores: PairScores) -> jax.Array:
-    """Return each pair's loss, (B,).
-
-    Raises:
-        ValueError: as `implicit_rewards`.
-    """
-    rewards = implicit_rewards(loss, scores)
-    margins = rewards[:, 0] - rewards[:, 1]
-    if loss.type == "ipo":
-        return jnp.square(margins / loss.strength - 1 / (2 * loss.strength))
-    if loss.type == "orpo":
-        log_odds = _log_odds(scores.means)
-        log_ratios = log_odds[:, 0] - log_odds[:, 1]
-        return -scores.means[:, 0] - loss.strength * jax.nn.log_sigmoid(log_ratios)
-    if loss.type == "simpo":
-        return _logistic(margins - loss.gamma, loss.label_smoothing)
-    if loss.variant == "hinge":
-        return jax.nn.relu(1 - margins)
-    if loss.variant == "robust":
-        share = loss.label_smoothing
-        swapped = share * jax.nn.log_sigmoid(-margins)
-        return (swapped - (1 - share) * jax.nn.log_sigmoid(margins)) / (1 - 2 * share)
-    return _logistic(margins, loss.label_smoothing)
-
-
-def _logistic(margins: jax.Array, label_smoothing: float) -> jax.Array:
-    right, wrong = jax.nn.log_sigmoid(margins), jax.nn.log_sigmoid(-margins)
-    return -(1 - label_smoothing) * right - label_smoothing * wrong
-
-
-def _log_odds(means: jax.Array) -> jax.Array:
-    """Return log(p / (1 - p)) of probabilities per token, given as logarithms."""
-    means = jnp.minimum(means, _LARGEST_MEAN)
-    return means - jnp.log(-jnp.expm1(means))
-
 
 REFERENCE = "reference"
 ANSWERS = ("chosen", "rejected")

@@ -81,6 +81,7 @@ def note_process(context, config):
     local = os.environ["REDCO_FLOW_LOCAL_RANK"]
     text = f"{index} of {jax.process_count()}, {len(jax.devices())} devices, {local} on its host"
     (Path(config.folder) / f"{index}.noted").write_text(text)
+    (Path(config.folder) / f"{index}.shares").write_text(str(context.shares_disk))
 
 
 def raise_on_rank_one(context, config):
