@@ -22,10 +22,6 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-# For scripts: the newest Python of this version that is found, else python3.
-which-python-%:
-	@echo $(or $(call find-python,$*),python3)
-
 .PHONY: quickstart slurm-demo test test-changed test-all test-engine test-launcher test-stages test-gpu test-quick test-pythons lint format docs reference bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
@@ -78,8 +74,8 @@ test-quick: $(VENV)/.installed-dev
 	$(PYTEST) -n 0 -m "not slow" $(QUICK_TESTS)
 	$(PYTEST) -n 0 tests/test_installed.py
 
-# The same on each of these Pythons that is found: 3.11 has an older JAX, the newest for it.
-test-pythons: test-python-3.11 test-python-3.13
+# The same on each of these Pythons that is found, with the newest JAX.
+test-pythons: test-python-3.12 test-python-3.13
 test-python-%:
 	$(if $(call find-python,$*),$(MAKE) --no-print-directory test-quick PYTHON=$(call find-python,$*) \
 	    VENV=build/python$*,@echo "-- Python $*: not found: skipped")
