@@ -127,7 +127,8 @@ def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figu
     tokens = 1024 * LENGTH
     assert fit["model_flops_per_step"] == 6 * (products + scores) * tokens
     # The compiler computes some anew where a program is larger than the device.
-    assert 6 * products * tokens <= fit["program_flops_per_device"] <= 8 * products * tokens
+    most = 8 * (products + 2 * scores) * tokens
+    assert 6 * products * tokens <= fit["program_flops_per_device"] <= most
     assert fit["num_steps"] == 9
 
     assert ["stages.train.model.config.remat=full"] in [
