@@ -69,7 +69,7 @@ test-gpu: $(VENV)/.installed-dev
 # What most depends on the versions of JAX and Python: traced sharding rules and their collectives, train step,
 # checkpoints; strict YAML; a whole run of the package as installed. About a minute of CPU time.
 QUICK_TESTS := tests/spec/test_load.py tests/engine/dataflow \
-	$(patsubst %,tests/engine/test_%.py,sharding two_rules rules_end traffic trainer checkpoint model_flops)
+	$(patsubst %,tests/engine/test_%.py,sharding two_rules rules_end traffic trainer checkpoint compiler_options model_flops)
 test-quick: $(VENV)/.installed-dev
 	$(PYTEST) -n 0 -m "not slow" $(QUICK_TESTS)
 	$(PYTEST) -n 0 tests/test_installed.py
