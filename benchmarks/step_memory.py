@@ -74,7 +74,7 @@ def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any)
     from redco_flow import Deployer, TrainingPlan
     from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
     from redco_flow.engine.step.lora import plan_lora
-    from redco_flow.engine.step.lora_products import ALL_LINEAR
+    from redco_flow.engine.step.lora_targets import ALL_LINEAR
     from redco_flow.models.find import find_model
 
     module = find_model("llama")
