@@ -37,6 +37,12 @@ def without_codes(text: str) -> str:
     return visible(_LONE_C0.sub("", _CODES.sub("", text)))
 
 
+def line_shown(raw: bytes) -> str:
+    """Return what a terminal would show of a program's line: of a progress bar, its last state."""
+    text = raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+    return without_codes(text).rstrip()
+
+
 def _written_out(letter: str) -> str:
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

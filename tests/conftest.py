@@ -157,40 +157,30 @@ def _signal_server(home, number):
             os.kill(process.pid, number)
 
 
-@pytest.fixture(scope="session")
-def prefect_tables(tmp_path_factory):
-    """Copy the database of the first server that any of pytest's workers started, if there is one.
+@pytest.fixture(scope="module")
+def prefect_server(prefect_home, tmp_path_factory):
+    """A real Prefect server, to which all runs of the file's further tests report; its address.
 
-    To make its tables takes longer than to start a server.
+    The first one of all of pytest's workers makes the tables of its database, and others copy them:
+    to make them takes longer than to start a server.
     """
-    kept = _shared_folder(tmp_path_factory) / "prefect.db"
+    from redco_flow.orchestrate.prefect.server import ensure_server, prefect_directory
 
-    def prepare():
-        from redco_flow.orchestrate.prefect.server import ensure_server, prefect_directory
-
-        database = prefect_directory() / "prefect.db"
-        if database.exists():
-            return
-        if kept.exists():
-            shutil.copy(kept, database)
-            return
-        ensure_server(timeout_seconds=500)
+    kept, database = (
+        _shared_folder(tmp_path_factory) / "prefect.db",
+        prefect_directory() / "prefect.db",
+    )
+    is_new = not database.exists()
+    if is_new and kept.exists():
+        shutil.copy(kept, database)
+    address = ensure_server(timeout_seconds=500)
+    if is_new and not kept.exists():
         draft = kept.with_name(f"prefect-{os.getpid()}.db")
         with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(draft)) as copy:
             made.backup(copy)
         shutil.copymode(database, draft)
         draft.replace(kept)
-
-    return prepare
-
-
-@pytest.fixture(scope="module")
-def prefect_server(prefect_home, prefect_tables):
-    """A real Prefect server, to which all runs of the file's further tests report; its address."""
-    from redco_flow.orchestrate.prefect.server import ensure_server
-
-    prefect_tables()
-    return ensure_server(timeout_seconds=500)
+    return address
 
 
 @pytest.fixture(scope="module")

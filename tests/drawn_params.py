@@ -20,6 +20,13 @@ def draw_like(shapes: Any, seed: int = 0, stddev: float = 0.02) -> Any:
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
+def numbered(tree: Any) -> Any:
+    """Return arrays of which no two numbers are equal, without a training's step."""
+    return jax.tree.map(
+        lambda leaf: leaf + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), tree
+    )
+
+
 def draw_params(module: Any, config: Any, seed: int = 0, stddev: float = 0.02) -> Any:
     """Draw the parameters of a model family's config."""
     return draw_like(module.abstract_params(config), seed, stddev)

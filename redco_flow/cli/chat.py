@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from redco_flow.cli.arguments import (
@@ -55,14 +56,14 @@ def register(verbs: Verbs) -> None:
         "--top-p", type=float, metavar="P", help="sample from the likeliest tokens of probability P"
     )
     chat.add_argument("--seed", type=int, default=0, help="seed of the samples (0)")
-    add_model_options(chat)
+    _add_model_options(chat)
     add_json(chat)
     add_workspace(chat)
     _add_serve_model(verbs)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the process with the model; `model_request` reads them."""
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the process with the model; `_model_request` reads them."""
     parser.add_argument(
         "--max-new-tokens",
         type=int,
@@ -86,8 +87,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def model_request(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `conversation.Request` that `add_model_options` gives.
+def _model_request(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `conversation.Request` that `_add_model_options` gives.
 
     Raises:
         UsageError: a number is not above 0, or a word of --template has another form.
@@ -103,15 +104,7 @@ def model_request(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    import tempfile
-
-    from redco_flow.orchestrate.checkpoints.chat import (
-        Chat,
-        ProcessDied,
-        conversing,
-        find_model,
-        name_of,
-    )
+    from redco_flow.orchestrate.checkpoints.chat import conversing, find_model, name_of
 
     request = _request(options)
     workspace = Workspace(workspace_path(options).absolute())
@@ -120,14 +113,23 @@ def _chat(options: argparse.Namespace) -> int:
     is_terminal = options.message is None and sys.stdin.isatty()
     if is_terminal:
         sys.stderr.write(f"loading {name_of(model)}\n")
+    with _model_process(request) as chat:
+        if is_terminal:
+            sys.stderr.write(_greeting(chat.ready))
+        return _converse(chat, options, is_terminal=is_terminal)
+
+
+@contextmanager
+def _model_process(request: dict[str, Any]) -> Iterator[Chat]:
+    """Start the process with the model; where it dies, the error has the last lines it printed."""
+    from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
+
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         try:
             with Chat(request, log.fileno()) as chat:
-                if is_terminal:
-                    sys.stderr.write(_greeting(chat.ready))
-                return _converse(chat, options, is_terminal=is_terminal)
+                yield chat
         except ProcessDied as error:
-            raise ProcessDied(f"{error} It said:{end_of_log(log)}") from error
+            raise ProcessDied(f"{error} It said:{_end_of_log(log)}") from error
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
     if options.top_p is not None and options.top_p > 1:
         raise UsageError(f"--top-p {options.top_p} is a share: at most 1.")
     return {
-        **model_request(options),
+        **_model_request(options),
         "temperature": options.temperature,
         "top_k": options.top_k,
         "top_p": 1.0 if options.top_p is None else options.top_p,
@@ -229,7 +231,7 @@ def _messages(options: argparse.Namespace, *, is_terminal: bool) -> Iterator[str
             yield text
 
 
-def end_of_log(log: IO[str]) -> str:
+def _end_of_log(log: IO[str]) -> str:
     """Return the last lines of what the process with the model has printed."""
     log.seek(0)
     lines = log.read().splitlines()[-_LINES_OF_LOG:]
@@ -248,40 +250,29 @@ def _add_serve_model(verbs: Verbs) -> None:
         metavar="ADDRESS",
         help=f"address to listen at (127.0.0.1); others need a token in {TOKEN_VARIABLE}",
     )
-    add_model_options(serve)
+    _add_model_options(serve)
     add_workspace(serve)
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.checkpoints.chat import (
-        Chat,
-        ProcessDied,
-        conversing,
-        find_model,
-        name_of,
-    )
+    from redco_flow.orchestrate.checkpoints.chat import conversing, find_model, name_of
     from redco_flow.orchestrate.checkpoints.model_server import Completions
 
     model = find_model(Workspace(workspace_path(options).absolute()), options.checkpoint)
-    request = {**model_request(options), **conversing(model), "needs_template": False}
+    request = {**_model_request(options), **conversing(model), "needs_template": False}
     names = [name_of(model), options.checkpoint]
     if isinstance(model, Artifact):
         names = list(dict.fromkeys([*names, model.id]))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with (
-        _listening(options) as server,
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
-    ):
+    with _listening(options) as server:
         sys.stderr.write(f"loading {names[0]}\n")
         try:
-            with Chat(request, log.fileno()) as chat:
+            with _model_process(request) as chat:
                 server.completions = Completions(chat, names)
                 sys.stderr.write(f"{server.url} answers as model {names[0]}; Ctrl-C ends it\n")
                 server.serve_forever()
                 if server.died is not None:
                     raise server.died
-        except ProcessDied as error:
-            raise ProcessDied(f"{error} It said:{end_of_log(log)}") from error
         except KeyboardInterrupt:
             sys.stderr.write("ended\n")
     return 0

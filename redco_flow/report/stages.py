@@ -9,7 +9,7 @@ from pathlib import Path
 
 from redco_flow.report.numbers import duration, size
 from redco_flow.report.stage_facts import DAMAGED, StageFacts
-from redco_flow.terminal_text import without_codes
+from redco_flow.terminal_text import line_shown
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.deletions import deletion_text, find_deletion
@@ -218,9 +218,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def _clean(raw: bytes) -> str:
-    """A line as a terminal shows it: of a progress bar, its last state."""
-    text = raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
-    text = without_codes(text).rstrip()
+    text = line_shown(raw)
     if len(text) > _MAX_CHARACTERS:
         return f"{text[:_MAX_CHARACTERS]}… [{len(text):,} characters]"
     return text

@@ -41,8 +41,7 @@ NUM_PARAMETERS = (
     LAYERS * (4 * WIDTH**2 + 3 * WIDTH * FEED_FORWARD + 2 * WIDTH) + 2 * VOCABULARY * WIDTH + WIDTH
 )
 # The same step without a pipeline, recipe or tokenizer: the compiler's own sum, the operations of
-# its products, and the computations that add up the head's gradients
-# of chunks.
+# its products, and the computations that add up the head's gradients of chunks.
 INDEPENDENT = f"""
 import json, re, sys
 import jax, jax.numpy as jnp, optax

@@ -1,10 +1,10 @@
 """The test cluster itself: one command starts it, and nothing of it is left, however it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -31,12 +31,10 @@ def processes_with(text):
 @pytest.mark.usefixtures("cluster")  # two clusters live side by side
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_cluster_ends_with_the_process_that_started_it_and_takes_its_jobs_along(number):
-    # Short: the sockets of Slurm's steps lie in it, and their paths have at most 107 characters.
-    directory = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))
-    starter = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(directory)], stdout=subprocess.PIPE, text=True
-    )
-    environment = os.environ | {"SLURM_CONF": starter.stdout.readline().split("=")[1].strip()}
+    # In a folder that it makes: paths of Slurm's sockets have at most 107 characters.
+    starter = subprocess.Popen([sys.executable, str(SCRIPT)], stdout=subprocess.PIPE, text=True)
+    configuration = Path(starter.stdout.readline().split("=")[1].strip())
+    directory, environment = configuration.parent, os.environ | {"SLURM_CONF": str(configuration)}
     submit = ["sbatch", "--nodes=4", "--output=/dev/null", "--wrap", "srun sleep 600"]
     subprocess.run(submit, env=environment, check=True, stdout=subprocess.PIPE)
     wait_until(
@@ -48,3 +46,4 @@ def test_a_cluster_ends_with_the_process_that_started_it_and_takes_its_jobs_alon
     starter.wait()
 
     wait_until(lambda: processes_with(str(directory)) == [])
+    shutil.rmtree(directory, ignore_errors=True)  # a killed one leaves it

@@ -18,7 +18,7 @@ from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
-from tests.drawn_params import draw_params
+from tests.drawn_params import draw_params, numbered
 from tests.engine.traffic import Collective, read_collectives
 
 llama = find_model("llama")
@@ -101,16 +101,12 @@ def test_a_device_holds_its_share_of_parameters_and_optimizer_state(mesh):
     assert held == trainer.sharding_rules.bytes_per_device
 
 
-def numbered(leaf: jax.Array) -> jax.Array:
-    return leaf + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
-
-
 @pytest.mark.slow
 def test_training_goes_on_where_parameters_are_split_otherwise(tmp_path):
     """Engine case 47, a saved state on other meshes: it is restored exactly."""
     first = trainer_of(deployer_of(1, 2, 2, 2)).state
     # Moments and parameters of which no two are equal, without a step.
-    first = jax.jit(lambda state: jax.tree.map(numbered, state))(first)
+    first = jax.jit(numbered)(first)
     others = [(1, 1, 8, 1, True), (2, 1, 2, 2, False)]
 
     with Checkpointer(tmp_path) as checkpointer:

@@ -17,6 +17,7 @@ from redco_flow.engine.sharding.fused_parts import FusedParts
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.training_plan import TrainingPlan
+from tests.drawn_params import numbered
 from tests.engine.traffic import read_collectives, wire_bytes
 
 LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 32, 4, 48, 64, 8
@@ -304,10 +305,6 @@ def test_training_low_rank_factors_of_fused_kernels_is_that_of_one_shard(caplog)
     assert not [record for record in caplog.records if "move between" in record.message]
 
 
-def numbered(leaf):
-    return leaf + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
-
-
 @pytest.mark.slow
 def test_checkpoints_hold_the_users_order_and_restore_bitwise_over_any_shards(tmp_path):
     """Engine cases 46 and 47: it is restored bitwise; it is restored exactly."""
@@ -315,7 +312,7 @@ def test_checkpoints_hold_the_users_order_and_restore_bitwise_over_any_shards(tm
     split = trainer_of(4, make_loss(), optimizer=optimizer)
     with Checkpointer(tmp_path) as checkpointer:
         # Moments of which no two are equal, without a step.
-        state = jax.jit(lambda state: jax.tree.map(numbered, state))(split.state)
+        state = jax.jit(numbered)(split.state)
         checkpointer.save(1, state, cursor={})
 
         others = [trainer_of(count, make_loss(), optimizer=optimizer) for count in (1, 2)]

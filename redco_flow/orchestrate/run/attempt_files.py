@@ -15,7 +15,7 @@ from pathlib import Path
 
 from redco_flow.errors import DamagedRecord, StageFailed
 from redco_flow.records import list_directory
-from redco_flow.terminal_text import without_codes
+from redco_flow.terminal_text import line_shown
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import StageResult, find_new_result, read_result
@@ -148,8 +148,7 @@ class LogTail:
 
 def clean_line(raw: bytes) -> str:
     """Return a line as text: what a terminal would show of it, without its codes, capped."""
-    text = raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
-    text = without_codes(text).rstrip()
+    text = line_shown(raw)
     if len(text) > _MAX_LINE_CHARACTERS:
         return f"{text[:_MAX_LINE_CHARACTERS]}… [{len(text)} characters]"
     return text
