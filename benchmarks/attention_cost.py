@@ -9,9 +9,9 @@ bfloat16, causal), forward and backward, compiled ahead of time by libtpu
 between projections that give what it takes: on TPUs splash attention with the same blocks, of
 (rows, heads, tokens, head dim); on GPUs, of packed rows, its Triton kernel with keys and values
 repeated for their heads. It has no window and no cap, which ours takes where they are asked for.
-Counted are the bytes of HBM in XLA's cost analysis (of GPUs `hlo_cost.py`'s), which knows nothing
-of what happens inside the kernels, temporaries, and arrays as large as the scores; `--xla` also
-counts the attention that forms them. Prints a JSON line per length, all of them last.
+Counted are the bytes of HBM in XLA's cost analysis (of GPUs `step/program.py`'s), which knows
+nothing of what happens inside the kernels, temporaries, and arrays as large as the scores; `--xla`
+also counts the attention that forms them. Prints a JSON line per length, all of them last.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import compile_targets
-import hlo_cost
+
+from redco_flow.engine.step.program import Program
 
 TARGETS = ("v5p", "v5e", "a100", "h100")
 KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
@@ -64,7 +65,7 @@ def costs(attend: Any, layout: str, shape: Shape, deployer: Any, length: int) ->
     compiled = jax.jit(deployer.on_mesh(with_gradients)).lower(*shapes).compile()
     program = compiled.as_text()
     analysis = compiled.cost_analysis()  # which the CUDA plugin has not without its devices
-    in_hbm = analysis["bytes accessed"] if analysis else hlo_cost.Program(program).hbm_bytes()
+    in_hbm = analysis["bytes accessed"] if analysis else Program(program).hbm_bytes()
     return {
         "hbm_bytes": int(in_hbm),
         "temp_bytes": int(compiled.memory_analysis().temp_size_in_bytes),

@@ -5,9 +5,9 @@
 Compiles greedy generation of a LLaMA-3-8B (batch 8, prompt 1024, 256 new tokens, bfloat16) ahead
 of time for devices that are not there: by libtpu (`pip install libtpu==0.0.42.1`), or by JAX's CUDA
 plugin (see `compile_targets.py`). `hbm_bytes` are what the optimised program moves for a token
-(`hlo_cost.py`), the mean over all of them; `weights_bytes` are the parameters in bfloat16 but for
-the embedding, of which a token reads a row; `cache_bytes` are the keys and values of the prompt and
-the tokens so far, the mean. All are of one device: 8B does not fit one v5e or v6e chip, which
+(`step/program.py`), the mean over all of them; `weights_bytes` are the parameters in bfloat16 but
+for the embedding, of which a token reads a row; `cache_bytes` are the keys and values of the prompt
+and the tokens so far, the mean. All are of one device: 8B does not fit one v5e or v6e chip, which
 have 8 and 4 model shards. `--list` shows what moves most in each segment. Prints one JSON line
 last; its `ratio` is the goal's: at most 1.25.
 """
@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any
 
 import compile_targets
-import hlo_cost
+
+from redco_flow.engine.step.program import Loop, Program
 
 # The target of a chip, and how many of them hold the model.
 TARGETS = {"v5p": 1, "v5e": 8, "v6e": 4, "a100": 1, "h100": 1}
@@ -87,7 +88,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     start = time.process_time()
     compiled, held = compile_decoding(options)
     seconds = time.process_time() - start
-    loops = hlo_cost.Program(compiled.as_text()).open_loops()
+    loops = Program(compiled.as_text()).open_loops()
     total, position = 0, 0
     for loop in loops:
         total += loop.num_bytes * (loop.limit - position)
@@ -112,7 +113,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def print_largest(loop: hlo_cost.Loop, count: int) -> None:
+def print_largest(loop: Loop, count: int) -> None:
     if count:
         print(f"to token {loop.limit}: {loop.num_bytes / 1e6:.1f} MB for each")
     for one in sorted(loop.moved, key=lambda one: -one.num_bytes * one.count)[:count]:

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import compile_targets
-import hlo_cost
+
+from redco_flow.engine.step.program import Program, UnknownLoop
 
 GIB = 2**30
 NUM_DEVICES = 8
@@ -196,10 +197,18 @@ def measure_whole(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
         "state_gib": rounded(bytes_per_device(found.state)),
         "temporaries_gib": rounded(memory.temporaries),
         "host_gib": rounded(memory.host_temporaries),
-        "product_tflop": round(hlo_cost.Program(compiled.as_text()).flops() / 1e12, 1),
+        "product_tflop": product_tflop(compiled.as_text()),
         "fits": memory.total <= compile_targets.MEMORY_GIB[options.target] * GIB,
         "seconds": round(time.perf_counter() - started),
     }
+
+
+def product_tflop(text: str) -> float | None:
+    """Return the operations of a program's products; None where a loop's turns are not known."""
+    try:
+        return round(Program(text).flops() / 1e12, 1)
+    except UnknownLoop:
+        return None
 
 
 def rounded(num_bytes: float) -> float:

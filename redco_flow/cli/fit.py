@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.cli.text import columns
+from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -121,6 +121,7 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     rows = [[name, _gib(parts[key])] for key, name in _PARTS.items() if key in parts]
     print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
     print("; ".join(_facts(fit)))
+    print(f"step time {_step_time(fit)}")
     for note in fit["notes"]:
         print(f"note: {note}")
     if not fit["fits"]:
@@ -153,12 +154,36 @@ def _facts(fit: dict[str, Any]) -> list[str]:
     return facts
 
 
+def _step_time(fit: dict[str, Any]) -> str:
+    """Return the predicted time of a step and what follows from it, or why it is not known."""
+    time = fit["step_time"]
+    if time is None:
+        return f"not known: {fit['step_time_unknown']}"
+    least, most = (_seconds(time[key]) for key in ("least_seconds", "most_seconds"))
+    longest = sorted(time["parts_seconds"].items(), key=lambda part: -part[1])
+    parts = ", ".join(f"{part} {_seconds(seconds)}" for part, seconds in longest)
+    facts = [f"{_seconds(time['seconds'])} ({least} to {most}): {parts}"]
+    per_second = time["tokens_per_second"] or time["rows_per_second"]
+    facts.append(f"{per_second:,.0f} {'tokens' if time['tokens_per_second'] else 'rows'}/s")
+    if time["all_steps_seconds"] is not None:
+        hours = f"{number(time['device_hours'])} GPU-hours"
+        facts.append(f"all steps {duration(time['all_steps_seconds'])}, {hours}")
+    return "; ".join(facts)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.3g} s"
+
+
 def _print_suggestions(fit: dict[str, Any]) -> None:
     if not fit["suggestions"]:
         print("No setting that was tried fits: take more devices, or ones with more memory.")
         return
-    rows = [[" ".join(one["overrides"]), _gib(one["used_bytes"])] for one in fit["suggestions"]]
-    print(columns(rows, ["FITS WITH", "GiB"]))
+    rows = [
+        [" ".join(one["overrides"]), _gib(one["used_bytes"]), _seconds(one["step_seconds"])]
+        for one in fit["suggestions"]
+    ]
+    print(columns(rows, ["FITS WITH", "GiB", "STEP"]))
 
 
 def _gib(num_bytes: int) -> str:

@@ -51,7 +51,7 @@ target = read_target("a100-40gx1")
 target.set_environment()
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
-from redco_flow.engine.step.program_flops import product_flops
+from redco_flow.engine.step.program import Program
 from redco_flow.models.find import find_model
 
 module = find_model("llama")
@@ -80,7 +80,7 @@ adding = [
 ]
 print(json.dumps(dict(
     used_bytes=found.argument_size_in_bytes + found.temp_size_in_bytes,
-    flops=product_flops(program), adding=[" dot(" in each for each in adding])))
+    flops=Program(program).flops(), adding=[" dot(" in each for each in adding])))
 """
 
 
@@ -129,6 +129,14 @@ def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figu
     most = 8 * (products + 2 * scores) * tokens
     assert 6 * products * tokens <= fit["program_flops_per_device"] <= most
     assert fit["num_steps"] == 9
+    time = fit["step_time"]
+    assert {"products", "attention", "other kernels"} <= time["parts_seconds"].keys()
+    # An A100 cannot be faster than its 312 TFLOP/s.
+    fastest = fit["program_flops_per_device"] / 312e12
+    assert fastest < time["least_seconds"] < time["seconds"] < time["most_seconds"]
+    assert time["tokens_per_second"] == pytest.approx(tokens / time["seconds"])
+    assert time["device_hours"] == pytest.approx(9 * time["seconds"] / 3600)
+    assert all(one["step_seconds"] > 0 for one in fit["suggestions"])
 
     assert ["stages.train.model.config.remat=full"] in [
         one["overrides"] for one in fit["suggestions"]

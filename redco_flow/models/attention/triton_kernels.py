@@ -108,7 +108,7 @@ def _forward(form: Form, operands: Operands) -> tuple[jax.Array, jax.Array]:
             num_stages=_FORWARD_STAGES.get(block, _NUM_STAGES),
         ),
         interpret=form.is_interpreted,
-        name="flash_forward",
+        name=_name("flash_forward", form),
     )(operands)
     return found
 
@@ -147,6 +147,11 @@ def _forward_kernel(form: Form, head_dim: int, refs: Operands, out_ref: Any, sum
     sums_ref[...] = largest + jnp.log2(total)
 
 
+def _name(kernel: str, form: Form) -> str:
+    """Return a kernel's name in programs, by which `engine.step.step_time` counts its products."""
+    return f"{kernel}_causal" if form.is_causal else kernel
+
+
 def _query_gradient(form: Form, operands: Operands, results: Results) -> jax.Array:
     """Return the gradient of queries (B, Q, H, K)."""
     num_rows, num_queries, num_heads, head_dim = operands.query.shape
@@ -161,7 +166,7 @@ def _query_gradient(form: Form, operands: Operands, results: Results) -> jax.Arr
         out_shape=operands.query,
         compiler_params=plgpu.CompilerParams(num_warps=_BACKWARD_WARPS, num_stages=_NUM_STAGES),
         interpret=form.is_interpreted,
-        name="flash_query_gradient",
+        name=_name("flash_query_gradient", form),
     )(operands, results)
     return gradient
 
@@ -215,7 +220,7 @@ def _key_gradients(form: Form, operands: Operands, results: Results) -> tuple[ja
         out_shape=[operands.key, operands.value],
         compiler_params=plgpu.CompilerParams(num_warps=_BACKWARD_WARPS, num_stages=_NUM_STAGES),
         interpret=form.is_interpreted,
-        name="flash_key_gradients",
+        name=_name("flash_key_gradients", form),
     )(operands, results)  # fmt: skip
     return gradients[0], gradients[1]
 

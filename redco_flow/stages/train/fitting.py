@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import yaml
 
-from redco_flow.engine.step.program_flops import UnknownLoop, kernel_runs, product_flops
+from redco_flow.engine.step.program import Program, UnknownLoop
+from redco_flow.engine.step.step_time import NotPredicted, predict_step_time
 from redco_flow.engine.targets import Target
 from redco_flow.engine.training_plan import StepMemory, TrainingPlan, step_memory
 from redco_flow.recipes.recipe import Recipe
@@ -47,14 +48,14 @@ class _Step:
     Args:
         memory: None where the compiler refused it for its memory.
         used_bytes: of a device's memory at once.
-        program: the optimized HLO; empty where it cannot be read.
+        program: the optimized one; None where it cannot be read.
     """
 
     plan: TrainingPlan
     memory: StepMemory | None
     used_bytes: int
     limit_bytes: int
-    program: str = ""
+    program: Program | None = None
 
     @property
     def fits(self) -> bool:
@@ -105,7 +106,7 @@ class _Compiler:
                 raise
             return _Step(plan, None, _bytes_of_refusal(str(error)), limit)
         memory = step_memory(compiled)
-        return _Step(plan, memory, memory.total, limit, _text_of(compiled))
+        return _Step(plan, memory, memory.total, limit, _program_of(compiled))
 
 
 def fit(
@@ -154,6 +155,7 @@ def fit(
         "host_bytes_per_device": used.host_temporaries if used else None,
         "model_flops_per_step": plan.model_flops(),
         **_program_cost(step.program),
+        **_duration(step, data, target),
         "num_parameters": plan.num_parameters,
         "num_trained": plan.num_trained,
         "checkpoint_bytes": num_bytes(plan.storage.shapes),
@@ -189,7 +191,14 @@ def _suggest(
             continue
         if tried.fits:
             enough.append(dict(changes))
-            found.append({"overrides": texts, "used_bytes": tried.used_bytes})
+            time = _duration(tried, compiler.data, compiler.target)["step_time"]
+            found.append(
+                {
+                    "overrides": texts,
+                    "used_bytes": tried.used_bytes,
+                    "step_seconds": time and time["seconds"],
+                }
+            )
     return found
 
 
@@ -246,21 +255,46 @@ def _with_config(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     return recipe.with_config(changes)
 
 
-def _text_of(compiled: jax.stages.Compiled) -> str:
+def _program_of(compiled: jax.stages.Compiled) -> Program | None:
     try:
-        return compiled.as_text() or ""
+        return Program(compiled.as_text() or "")
     except jax.errors.JaxRuntimeError:  # of a libtpu that is newer than jaxlib
-        return ""
+        return None
 
 
-def _program_cost(program: str) -> dict[str, Any]:
+def _program_cost(program: Program | None) -> dict[str, Any]:
     """Return the products of a device's program, and how often kernels run that hide theirs."""
     try:
-        flops = product_flops(program) if program else None
+        flops = program.flops() if program else None
     except UnknownLoop:
         flops = None
-    kernels = kernel_runs(program) if program else None
+    kernels = program.kernel_runs() if program else None
     return {"program_flops_per_device": flops, "kernel_runs_per_device": kernels}
+
+
+def _duration(step: _Step, data: PlannedData, target: Target) -> dict[str, Any]:
+    """Return how long a step takes, and what follows from it; or why that is not known."""
+    if step.program is None:
+        return {"step_time": None, "step_time_unknown": "the compiled program cannot be read"}
+    hosts = [device.process_index for device in step.plan.mesh.devices.flat]
+    try:
+        time = predict_step_time(step.program, target.device, hosts)
+    except NotPredicted as error:
+        return {"step_time": None, "step_time_unknown": str(error)}
+    labels: tuple[int, ...] = getattr(data.widest_batch.get("labels"), "shape", ())
+    rows = step.plan.layout.global_batch_size
+    total = data.num_steps and data.num_steps * time.seconds
+    found = {
+        "seconds": time.seconds,
+        "least_seconds": time.least,
+        "most_seconds": time.most,
+        "parts_seconds": time.parts,
+        "rows_per_second": rows / time.seconds,
+        "tokens_per_second": rows * labels[1] / time.seconds if len(labels) == 2 else None,
+        "all_steps_seconds": total,
+        "device_hours": total and total * target.num_devices / 3600,
+    }
+    return {"step_time": found}
 
 
 def _bytes_per_device(tree: Any) -> int:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from redco_flow.engine.step.program_flops import UnknownLoop, product_flops
+from redco_flow.engine.step.program import Program, UnknownLoop
 
 PRODUCT = """\
 ENTRY %main (a: bf16[2,64,16], b: bf16[2,64,32]) -> bf16[16,32] {{
@@ -25,7 +25,7 @@ ENTRY %main (a: bf16[2,64,16], b: bf16[2,64,32]) -> bf16[16,32] {{
     ],
 )
 def test_a_window_counts_what_each_of_its_dims_adds_up(window, labels, added_up):
-    assert product_flops(PRODUCT.format(window=window, labels=labels)) == 2 * 16 * 32 * added_up
+    assert Program(PRODUCT.format(window=window, labels=labels)).flops() == 2 * 16 * 32 * added_up
 
 
 def loop_of(length):
@@ -38,7 +38,7 @@ def loop_of(length):
 def test_a_loops_products_count_as_often_as_it_turns():
     compiled = jax.jit(loop_of(7)).lower(jnp.ones((16, 16))).compile()
 
-    assert product_flops(compiled.as_text()) == 7 * 2 * 16**3
+    assert Program(compiled.as_text()).flops() == 7 * 2 * 16**3
 
 
 def test_products_in_a_loop_of_unknown_length_are_refused():
@@ -48,4 +48,4 @@ def test_products_in_a_loop_of_unknown_length_are_refused():
     compiled = jax.jit(grow).lower(jnp.ones((16, 16))).compile()
 
     with pytest.raises(UnknownLoop, match="in a loop of unknown length"):
-        product_flops(compiled.as_text())
+        Program(compiled.as_text()).flops()

@@ -1,0 +1,174 @@
+"""Times of hand-written programs: closed forms of an H100's data sheet."""
+
+import re
+
+import pytest
+
+from redco_flow.engine.devices import find_device
+from redco_flow.engine.step.program import Program
+from redco_flow.engine.step.step_time import BEST, USUAL, WORST, NotPredicted, predict_step_time
+
+FLOPS, TF32_FLOPS, HBM, NVLINK, NETWORK = 989.4e12, 494.7e12, 3350e9, 450e9, 50e9
+LAUNCH = USUAL.launch_seconds
+MB = 2**20
+# Of 2**20 floats: what a kernel reads and writes, and what is computed in it.
+MOVED = 2 * 4 * MB / (USUAL.memory * HBM) + LAUNCH
+N = 4096
+
+PROGRAM = """\
+HloModule test, is_scheduled=true
+
+%fused (p: f32[1048576]) -> f32[1048576] {{
+  %p = f32[1048576]{{0}} parameter(0)
+  ROOT %double = f32[1048576]{{0}} add(%p, %p)
+}}
+
+%multiplied (l: bf16[4096,4096], r: bf16[4096,4096]) -> bf16[4096,4096] {{
+  %l = bf16[4096,4096]{{1,0}} parameter(0)
+  %r = bf16[4096,4096]{{1,0}} parameter(1)
+  ROOT %product = bf16[4096,4096]{{1,0}} dot(%l, %r), lhs_contracting_dims={{1}}, {rhs}
+}}
+
+%turn (state: (s32[], f32[1048576])) -> (s32[], f32[1048576]) {{
+  %state = (s32[], f32[1048576]{{0}}) parameter(0)
+  %count = s32[] get-tuple-element(%state), index=0
+  %value = f32[1048576]{{0}} get-tuple-element(%state), index=1
+  %next = f32[1048576]{{0}} fusion(%value), kind=kLoop, calls=%fused
+  ROOT %result = (s32[], f32[1048576]{{0}}) tuple(%count, %next)
+}}
+
+%more (state: (s32[], f32[1048576])) -> pred[] {{
+  %judged = (s32[], f32[1048576]{{0}}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}}
+
+ENTRY %main (a: bf16[4096,4096], x: f32[1048576], s: (s32[], f32[1048576])) -> f32[1048576] {{
+  %a = bf16[4096,4096]{{1,0}} parameter(0)
+  %x = f32[1048576]{{0}} parameter(1)
+  %s = (s32[], f32[1048576]{{0}}) parameter(2)
+{body}
+}}
+"""
+ELEMENTWISE = "  %y = f32[1048576]{0} fusion(%x), kind=kLoop, calls=%fused"
+PRODUCT = "  %b = bf16[4096,4096]{1,0} fusion(%a, %a), kind=kCustom, calls=%multiplied"
+LOOP = "  %w = (s32[], f32[1048576]{0}) while(%s), condition=%more, body=%turn"
+TRIPS = ', backend_config={"known_trip_count":{"n":"7"}}'
+REDUCE = "  %r = f32[1048576]{{0}} all-reduce(%x), {groups}, to_apply=%add"
+QUERIES, KEYS = "bf16[4,2048,8,128]{3,2,1,0}", "bf16[4,1024,2,128]{3,2,1,0}"
+ATTENTION = f"""\
+  %q = {QUERIES} bitcast(%a)
+  %k = {KEYS} bitcast(%a)
+  %o = {QUERIES} custom-call(%q, %k, %k), custom_call_target="__gpu$xla.gpu.triton", \
+metadata={{op_name="jit(step)/jvp(flash_forward)/pallas_call"}}"""
+ONE_PRODUCT = 2 * N**3 / (USUAL.products * FLOPS) + LAUNCH
+
+
+def step_time(*lines, device="h100", num_devices=1, per_host=8):
+    text = PROGRAM.format(body="\n".join(lines), rhs="rhs_contracting_dims={0}")
+    hosts = [number // per_host for number in range(num_devices)]
+    return predict_step_time(Program(text), find_device(device), hosts)
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        ([ELEMENTWISE], MOVED),
+        ([PRODUCT], ONE_PRODUCT),
+        ([PRODUCT, ELEMENTWISE], ONE_PRODUCT + MOVED),
+        ([LOOP + TRIPS], 7 * MOVED),
+        # A query sees each of the keys; in causal order half of them.
+        (
+            [ATTENTION],
+            2 * 2 * 4 * 8 * 2048 * 1024 * 128 / (USUAL.attention * FLOPS) + LAUNCH,
+        ),
+        (
+            [ATTENTION.replace("forward", "forward_causal")],
+            2 * 4 * 8 * 2048 * 1024 * 128 / (USUAL.attention * FLOPS) + LAUNCH,
+        ),
+    ],
+)
+def test_a_step_takes_the_sum_of_its_kernels_rooflines_and_launches(lines, seconds):
+    time = step_time(*lines)
+
+    assert time.seconds == pytest.approx(seconds, rel=1e-9)
+    assert sum(time.parts.values()) == pytest.approx(time.seconds)
+
+
+def test_the_interval_is_what_kernels_attain_at_best_and_at_worst():
+    time = step_time(PRODUCT)
+
+    for found, attained in ((time.least, BEST), (time.most, WORST)):
+        computing = 2 * N**3 / (attained.products * FLOPS)
+        assert found == pytest.approx(computing + attained.launch_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_devices", "size", "in_host"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 8, 4, 4),
+        ("replica_groups={}", 8, 8, 8),
+        ("replica_groups=[2,8]<=[16]", 16, 8, 8),
+        ("replica_groups=[8,2]<=[2,8]T(1,0)", 16, 2, 1),
+        ("replica_groups=[1,16]<=[16]", 16, 16, 8),
+        ("replica_groups=mesh['data'=2,'model'=8] {'model'}", 16, 8, 8),
+        ("replica_groups=mesh['data'=2,'model'=8] {'data'}", 16, 2, 1),
+        ("replica_groups=mesh['all'=16] {'all':(1)4}", 16, 4, 2),
+    ],
+)
+def test_an_all_reduce_takes_what_its_rings_send_over_the_slower_link(
+    groups, num_devices, size, in_host
+):
+    time = step_time(REDUCE.format(groups=groups), num_devices=num_devices)
+
+    turns = 2 * (size - 1)
+    sent = turns / size * 4 * MB / USUAL.links
+    on_links = [sent / NVLINK + turns * 0.6e-6] if in_host > 1 else []
+    if size > in_host:
+        on_links.append(sent / in_host / NETWORK + turns * 2.7e-6)
+    assert time.seconds == pytest.approx(6.6e-6 + max(on_links), rel=1e-9)
+
+
+def test_of_an_asynchronous_collective_only_the_wait_counts():
+    reduce = REDUCE.format(groups="replica_groups={}")
+    start = reduce.replace("%r =", "%s1 =").replace("all-reduce(", "all-reduce-start(")
+    done = "  %r = f32[1048576]{0} all-reduce-done(%s1)"
+    alone = step_time(reduce, num_devices=8).seconds
+
+    hidden = step_time(start, PRODUCT, done, num_devices=8)
+    waited = step_time(start, ELEMENTWISE, done, num_devices=8)
+
+    assert MOVED < alone < ONE_PRODUCT
+    assert hidden.seconds == pytest.approx(ONE_PRODUCT)
+    assert waited.seconds == pytest.approx(alone)
+    assert waited.parts["communication"] == pytest.approx(alone - MOVED)
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "reason"),
+    [
+        (LOOP, "h100", "the loop w does not say how often it turns"),
+        (
+            '  %c = f32[4] custom-call(%x), custom_call_target="own_kernel"',
+            "h100",
+            "the custom call own_kernel is not known",
+        ),
+        (
+            ATTENTION.replace("flash_forward", "own"),
+            "h100",
+            "a kernel of Triton is not known",
+        ),
+        (
+            "  %d = f64[64,64] dot(%e, %e), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+            "h100",
+            "the speed of products of f64 on h100 is not known",
+        ),
+        (REDUCE.format(groups="replica_groups={}"), "gh200", "the speed of the link of gh200"),
+        (PRODUCT, "v5p", "no step on a TPU has been measured"),
+        ("  %f = f32[8]{0:S(5)} copy(%x)", "h100", "copies to the host's memory"),
+    ],
+)
+def test_what_is_not_known_is_refused(line, device, reason):
+    doubles = "  %e = f64[64,64] bitcast(%a)"
+
+    with pytest.raises(NotPredicted, match=re.escape(reason)):
+        step_time(doubles, line, device=device, num_devices=4)
