@@ -85,17 +85,62 @@ def find_fits(loaded: Loaded, target: str | None) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: no stage trains.
     """
+    from redco_flow.orchestrate.run.fit import trainings_of
+
+    stages = trainings_of(loaded.pipeline, loaded.plan)
+    if not stages:
+        raise UsageError("--fit is for stages of kind train, and the plan has none.")
+    return _find_fits(stages, loaded, target)
+
+
+def _find_fits(
+    stages: Sequence[ResolvedStage], loaded: Loaded, target: str | None, *, compiles: bool = True
+) -> dict[str, dict[str, Any]]:
     from rich.console import Console
 
     from redco_flow.orchestrate.run.fit import fits_of
 
-    given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, target)
+    of_plan = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, loaded.sources)
+    if not compiles:
+        return dict(fits_of(stages, *of_plan, target, None))
     with Console(file=plain(sys.stderr)).status("planning") as status:
 
         def show(doing: str, seconds: float) -> None:
             status.update(f"{visible(doing)} … {seconds:.0f} s")
 
-        return dict(fits_of(*given, show))
+        return dict(fits_of(stages, *of_plan, target, show))
+
+
+def refuse_what_does_not_fit(loaded: Loaded, *, compiles: bool) -> None:
+    """Raise where a training that will run does not fit the devices of its profile.
+
+    Args:
+        compiles: else only what was planned before counts.
+
+    Raises:
+        DoesNotFit: every such training, and the overrides with which it fits.
+        UsageError: of one that is to be compiled it cannot be said.
+    """
+    from redco_flow.orchestrate.run.fit import trainings_of
+
+    stages = trainings_of(loaded.pipeline, loaded.plan, to_run=True)
+    fits = _find_fits(stages, loaded, None, compiles=compiles)
+    if errors := [fit["error"] for fit in fits.values() if "error" in fit]:
+        raise UsageError("\n".join(errors))
+    found = [_refusal(stage, fit) for stage, fit in fits.items() if not fit["fits"]]
+    if found:
+        raise DoesNotFit("\n".join([*found, "`run --no-fit` submits it as it is."]))
+
+
+def _refusal(stage: str, fit: dict[str, Any]) -> str:
+    used, limit = _gib(fit["used_bytes"]), _gib(fit["limit_bytes"])
+    devices = f"{fit['num_devices']} x {fit['device']}"
+    ways = "".join(
+        f"\n  {' '.join(one['overrides'])} ({_gib(one['used_bytes'])} GiB)"
+        for one in fit["suggestions"]
+    )
+    fitting = f" It fits with:{ways}" if ways else ""
+    return f"stage '{stage}' does not fit {devices}: {used} of {limit} GiB a device.{fitting}"
 
 
 def exit_code_of_fits(fits: dict[str, dict[str, Any]]) -> int:

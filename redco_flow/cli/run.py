@@ -17,7 +17,13 @@ from redco_flow.cli.arguments import (
     add_workspace,
     workspace_path,
 )
-from redco_flow.cli.fit import exit_code_of_fits, find_fits, print_examples, print_fit
+from redco_flow.cli.fit import (
+    exit_code_of_fits,
+    find_fits,
+    print_examples,
+    print_fit,
+    refuse_what_does_not_fit,
+)
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
 from redco_flow.cli.sweep import (
@@ -54,6 +60,12 @@ def register(verbs: Verbs) -> None:
         "--if-new",
         action="store_true",
         help="start no run if every stage has its result already, as from cron",
+    )
+    run.add_argument(
+        "--fit",
+        action=argparse.BooleanOptionalAction,
+        help="first compile the trainings and refuse those that do not fit their devices; by "
+        "default only those that `plan --fit` found so, and with --no-fit none",
     )
     run.add_argument("--since", default="", metavar="IDENTITY", help=argparse.SUPPRESS)
     add_sweep(run)
@@ -153,7 +165,8 @@ def _run(options: argparse.Namespace) -> int:
 
     loader = Loader(options, only_reads=options.dry_run)
     is_sweep = bool(options.sweep or options.points)
-    for name, value in (("--run-id", options.run_id), ("--if-new", options.if_new)):
+    only_one = (("--run-id", options.run_id), ("--if-new", options.if_new), ("--fit", options.fit))
+    for name, value in only_one:
         if is_sweep and value:
             raise UsageError(f"{name} is for one run, and a sweep starts several; leave one out.")
     if is_sweep:
@@ -166,6 +179,8 @@ def _run(options: argparse.Namespace) -> int:
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"
             raise UsageError(f"{name} is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
+    if options.fit and options.dry_run:
+        raise UsageError("--fit refuses to start what does not fit: without a start, `plan --fit`.")
     loaded = loader.load()
     if options.dry_run:
         _print_plan(loaded, loader.replaced, as_json=options.json)
@@ -176,6 +191,8 @@ def _run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps({"run": None, "identity": identity}))
         return 0
+    if options.fit is not False:
+        refuse_what_does_not_fit(loaded, compiles=bool(options.fit))
     run = start_run(
         loaded.pipeline,
         loaded.profile,

@@ -107,7 +107,9 @@ def command(tmp_path):
 
 @compiles_for_gpus
 def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figures(command):
-    words = ("plan", "small.yaml", "--target", "a100-40gx1", "global_batch_size=1024")
+    (command.folder / "one.yaml").write_text("{executor: slurm, slurm: {gpu_type: a100-40g}}")
+    settings = ("stages.train.resources.gpus_per_host=1", "global_batch_size=1024")
+    words = ("plan", "small.yaml", "-p", "one.yaml", *settings)
 
     refused = command.start(*words, "--fit", "--json")
     out, err = refused.communicate(timeout=1800)
@@ -143,6 +145,10 @@ def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figu
     ]
     fewer = next(one for one in fit["suggestions"] if "per_device" in one["overrides"][0])
     assert fewer["used_bytes"] <= fit["limit_bytes"]
+    # `run` knows it from the plan, and compiles nothing.
+    said = command("run", *words[1:], code=3)
+    assert all(" ".join(one["overrides"]) in said for one in fit["suggestions"])
+    assert not list(command.folder.glob("redco-workspace/runs/*/"))
     command(
         *words[:2], *words[-1:], *(word for one in fit["suggestions"] for word in one["overrides"])
     )

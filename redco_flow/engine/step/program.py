@@ -93,7 +93,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class Moved:
-    """What an instruction moves each time, and how often it runs."""
+    """The bytes that an instruction moves each time, and how often it runs."""
 
     instruction: Instruction
     num_bytes: int

@@ -1,7 +1,8 @@
 """Ask whether the trainings of a plan fit their devices: one process with JAX for each.
 
 Its answers are lines of JSON (`stages.train.fit`). A compiler that crashes, or needs more memory
-than planning may take, ends that process alone.
+than planning may take, ends that process alone. An answer is kept in the workspace's cache, by
+all that it depends on: settings, data, code, target, variables and versions.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 from redco_flow import search_path
-from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.errors import RedcoFlowError, UsageError, WorkspaceError
 from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.worker_process import SHARE_OF_GPU, SHARE_VARIABLES
+from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.run.plan import Plan
+from redco_flow.records import digest_json, read_json_if_present, write_json
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.results import find_result
 from redco_flow.tracking.workspace import Workspace
 
@@ -38,6 +43,12 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _DATASET = "dataset"
 # What a profile may set of the compiler, for the worker and here.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", *SHARE_VARIABLES)
+
+_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "TPU_")
+_COMPILERS = (
+    "jax", "jaxlib", "flax", "optax", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt",
+    "nvidia-cuda-nvcc", "nvidia-nvvm",
+)  # fmt: skip
 
 Progress = Callable[[str, float], None]
 """(what is being done, seconds since the beginning)."""
@@ -55,33 +66,41 @@ class PlannerDied(CannotFit):
     exit_code = 1
 
 
+def trainings_of(
+    pipeline: ResolvedPipeline, plan: Plan, *, to_run: bool = False
+) -> list[ResolvedStage]:
+    """Return the stages that train, of those in the plan, or of those that will run."""
+    return [
+        stage
+        for name, stage in pipeline.stages.items()
+        if find_stage_kind(stage.kind).fit_module
+        and (action := plan.stages[name].action) != "skip"
+        and (action in ("run", "wait") or not to_run)
+    ]
+
+
 def fits_of(
+    stages: Sequence[ResolvedStage],
     pipeline: ResolvedPipeline,
     profile: Profile,
     workspace: Workspace,
     plan: Plan,
+    sources: Sources,
     target: str | None,
-    progress: Progress,
+    progress: Progress | None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (stage, its figures with the target) of each stage that trains.
+    """Yield (stage, its figures with the target) of each stage.
 
     Of a stage that cannot be planned, they are `error`, the message, and an `exit_code`: the
     profile does not name its devices, settings cannot be followed, or the compiler is missing or
     failed.
 
     Args:
+        stages: some of `trainings_of`.
+        sources: the code and data that the plan is of.
         target: the devices; None: those of the stage's profile.
-
-    Raises:
-        UsageError: no stage trains.
+        progress: None: nothing is compiled, and stages without an answer in the cache are left out.
     """
-    stages = [
-        stage
-        for name, stage in pipeline.stages.items()
-        if plan.stages[name].action != "skip" and find_stage_kind(stage.kind).fit_module
-    ]
-    if not stages:
-        raise UsageError("--fit is for stages of kind train, and the plan has none.")
     for stage in stages:
         of_stage = pipeline.profile_of(stage.name, profile)
         variables = {
@@ -97,10 +116,66 @@ def fits_of(
         try:
             request |= _devices(stage, of_stage, target)
             request |= _data(pipeline, workspace, plan, stage)
-            fit = {"target": request["target"], **_ask(stage, request, variables, progress)}
+            path = _cached_path(pipeline, workspace, sources, stage, request, variables)
+            known = _read_cached(path)
+            if known is None and progress is None:
+                continue
+            if known is None and progress is not None:
+                known = _ask(stage, request, variables, progress)
+                _keep(workspace, path, known)
+            fit = {"target": request["target"], **(known or {})}
         except (CannotFit, UsageError) as error:
+            if progress is None:
+                continue
             fit = {"error": str(error), "exit_code": error.exit_code}
         yield stage.name, fit
+
+
+def _cached_path(
+    pipeline: ResolvedPipeline,
+    workspace: Workspace,
+    sources: Sources,
+    stage: ResolvedStage,
+    request: Mapping[str, Any],
+    variables: Mapping[str, str],
+) -> Path:
+    """Return where the answer to a request is kept."""
+    module = find_stage_kind(stage.kind).fit_module
+    assert module is not None
+    read = [stage]
+    if "preprocessing" in request:
+        read += [pipeline.stages[ref.stage] for ref in stage.inputs[_DATASET] if ref.stage]
+    environment = {**os.environ, **variables}
+    asked = {
+        "request": request,
+        "ingredients": [stage_ingredients(one, {}, workspace, sources) for one in read],
+        "planner": module_digests([module]),
+        "variables": {k: v for k, v in environment.items() if k.startswith(_PREFIXES)},
+        "versions": {name: _version(name) for name in _COMPILERS},
+    }
+    return workspace.cache / "fits" / f"{digest_json(asked)}.json"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read_cached(path: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        found = read_json_if_present(path)
+        return found if isinstance(found, dict) and "fits" in found else None
+    return None
+
+
+def _keep(workspace: Workspace, path: Path, fit: Mapping[str, Any]) -> None:
+    """Keep an answer, where the workspace can be written."""
+    with suppress(WorkspaceError, OSError):
+        Workspace.open(workspace.root)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, fit)
 
 
 def _share_of_gpu(environ: Mapping[str, str]) -> float:
