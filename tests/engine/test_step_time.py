@@ -8,7 +8,7 @@ from redco_flow.engine.devices import find_device
 from redco_flow.engine.step.program import Program
 from redco_flow.engine.step.step_time import BEST, USUAL, WORST, NotPredicted, predict_step_time
 
-FLOPS, TF32_FLOPS, HBM, NVLINK, NETWORK = 989.4e12, 494.7e12, 3350e9, 450e9, 50e9
+FLOPS, HBM, NVLINK, NETWORK = 989.4e12, 3350e9, 450e9, 50e9
 LAUNCH = USUAL.launch_seconds
 MB = 2**20
 # Of 2**20 floats: what a kernel reads and writes, and what is computed in it.
@@ -21,6 +21,11 @@ HloModule test, is_scheduled=true
 %fused (p: f32[1048576]) -> f32[1048576] {{
   %p = f32[1048576]{{0}} parameter(0)
   ROOT %double = f32[1048576]{{0}} add(%p, %p)
+}}
+
+%once (v: f32[1048576]) -> f32[1048576] {{
+  %v = f32[1048576]{{0}} parameter(0)
+  ROOT %twice = f32[1048576]{{0}} fusion(%v), kind=kLoop, calls=%fused
 }}
 
 %multiplied (l: bf16[4096,4096], r: bf16[4096,4096]) -> bf16[4096,4096] {{
@@ -76,6 +81,15 @@ def step_time(*lines, device="h100", num_devices=1, per_host=8):
         ([PRODUCT], ONE_PRODUCT),
         ([PRODUCT, ELEMENTWISE], ONE_PRODUCT + MOVED),
         ([LOOP + TRIPS], 7 * MOVED),
+        # Its longest branch: one fusion, or what that computes, which reads the array twice.
+        (
+            [
+                "  %c = f32[1048576]{0} conditional(%x, %x, %x), true_computation=%once, "
+                "false_computation=%fused"
+            ],
+            3 * 4 * MB / (USUAL.memory * HBM) + LAUNCH,
+        ),
+        (["  %c = f32[1048576]{0} conditional(%x, %x), branch_computations={%once, %once}"], MOVED),
         # A query sees each of the keys; in causal order half of them.
         (
             [ATTENTION],

@@ -23,7 +23,9 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+(?:e\dm\d\w*)?)\[([\d,]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_BRANCHES = re.compile(
+    r"\b(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%?[\w.\-]+))"
+)
 _WHILE = re.compile(r"\bbody=%?([\w.\-]+)")
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
@@ -182,7 +184,8 @@ class Program:
         if one.operation == "call":
             return [(name, 1) for name in _CALLED.findall(one.text)]
         branches = _BRANCHES.findall(one.text) if one.operation == "conditional" else []
-        return [(name.strip().lstrip("%"), 1) for each in branches for name in each.split(",")]
+        names = (name for several, single in branches for name in (several or single).split(","))
+        return [(name.strip().lstrip("%"), 1) for name in names]
 
     def within(
         self, computation: Computation, one: Instruction
