@@ -372,6 +372,15 @@ def read_bytes(path: str | os.PathLike[str], begin: int = 0) -> bytes:
     raise AssertionError("unreachable")
 
 
+def change_mark(path: Path) -> tuple[int, int]:
+    """Return what differs after each write of a record; zeros where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_ino)
+
+
 def read_json(path: Path) -> Any:
     """Read one JSON record.
 

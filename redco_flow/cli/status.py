@@ -21,6 +21,7 @@ from redco_flow.cli.view import (
     with_goodput,
 )
 from redco_flow.errors import UsageError
+from redco_flow.records import change_mark
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 DETACHED_EXIT_CODE = 130
 INTERRUPTED_EXIT_CODE = 1
 _POLL_SECONDS = 0.1
+_SECONDS_BETWEEN_FRAMES = 0.25
+_SECONDS_WITHOUT_NEWS = 1.0
 _SECONDS_TO_WRITE_REPORT = 20.0
 _SECONDS_BETWEEN_PROGRESS_LINES = 10.0
 _CHANGING = (State.RUNNING, State.WAITING)
@@ -184,7 +187,7 @@ def _follow_live(run: RunDirectory) -> dict[str, Any]:
     console = Console(file=plain(sys.stderr))
     with Live(render_table(view), console=console, refresh_per_second=4) as live:
         while view["state"] in LIVE_STATES:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_SECONDS_BETWEEN_FRAMES)
             view = read_run_view(run)
             live.update(render_table(view))
     return view
@@ -196,6 +199,7 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
     phase = ""
     next_progress = time.monotonic() + _SECONDS_BETWEEN_PROGRESS_LINES
     while True:
+        mark = change_mark(run.state_path)
         view = read_run_view(run)
         is_due = time.monotonic() >= next_progress
         # A run that is resumed is pending until its launcher has read how it ended before.
@@ -217,6 +221,17 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
             return view
         if is_due:
             next_progress = time.monotonic() + _SECONDS_BETWEEN_PROGRESS_LINES
+        _wait_for_news(run, mark)
+
+
+def _wait_for_news(run: RunDirectory, mark: tuple[int, int]) -> None:
+    """Wait until state.json changes, at most a moment: a launcher that was killed writes nothing.
+
+    Args:
+        mark: of state.json before it was last read.
+    """
+    deadline = time.monotonic() + _SECONDS_WITHOUT_NEWS
+    while change_mark(run.state_path) == mark and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
 
 

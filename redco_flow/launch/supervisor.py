@@ -25,7 +25,7 @@ from redco_flow.launch import disk_reserve
 from redco_flow.launch.processes import READY, adopt_orphans, die_with_parent, kill_descendants
 from redco_flow.launch.redaction import Redactor
 from redco_flow.launch.worker_exit import OomCounters, WorkerExit, exit_record, host_memory_bytes
-from redco_flow.records import open_no_link, write_json
+from redco_flow.records import change_mark, open_no_link, write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
@@ -216,7 +216,7 @@ class Supervisor:
         """Look whether progress.json changed; stop the worker that has been silent too long."""
         if self._stop_cause is not None:
             return
-        seen = _change_mark(self.attempt.progress_path)
+        seen = change_mark(self.attempt.progress_path)
         now = time.monotonic()
         if seen != self._progress:
             self._progress, self._progress_at = seen, now
@@ -367,14 +367,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--walltime-seconds", type=float)
     parser.add_argument("--ready-fd", type=int)
     return parser.parse_args(arguments)
-
-
-def _change_mark(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return (0, 0)
-    return (stat.st_mtime_ns, stat.st_ino)
 
 
 def remove_temporary_files(directory: Path) -> None:

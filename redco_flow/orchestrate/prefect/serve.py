@@ -8,6 +8,7 @@ has recorded the server; without that the process ends.
 from __future__ import annotations
 
 import argparse
+import gc
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if not sys.stdin.buffer.read(1):
         sys.exit("the launcher ended before it recorded this server, which nothing would find.")
+    gc.set_threshold(50_000)  # what the imports make stays
     import uvicorn
 
     config = uvicorn.Config(
