@@ -30,6 +30,7 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
         "max_parallel_stages": 2,
         "prefect_api_url": None,
         "start_prefect_server": False,
+        "launcher": "local",
         "ssh": None,
         "retries": {
             "preempted": None,
