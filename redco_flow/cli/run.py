@@ -294,6 +294,8 @@ def _resume(options: argparse.Namespace) -> int:
     if (sweep := _find_sweep(options)) is not None:
         from redco_flow.orchestrate.sweep.control import resume_sweep
 
+        if options.launcher:
+            raise UsageError("--launcher is for one run; a process here drives a sweep: omit it.")
         resume_sweep(sweep)
         return attend_sweep(sweep, options)
     run = _find(options)

@@ -220,16 +220,16 @@ def _view_of_state(run: RunDirectory, *, asks_cluster: bool) -> dict[str, Any]:
     is_queued = False
     is_left = shown in LIVE_STATES and holder is None
     launcher = launcher_status(run, asks_cluster=asks_cluster) if is_left else None
-    if launcher is not None and not launcher.has_ended:
-        message = f"its launcher, {launcher}"
-    elif shown == State.RUNNING and holder is None and has_queued_jobs(run):
+    if launcher is not None:
+        is_left = launcher.has_ended
+        hint = f"; {run.log_path} may say why" if is_left else ""
+        message = f"its launcher, {launcher.name}, {launcher.message}{hint}"
+    if is_left and shown == State.RUNNING and has_queued_jobs(run):
         stages = (queued_stages if asks_cluster else _recorded_stages)(run, stages)
         going_on = {n: s for n, s in stages.items() if s.get("job_state") in LIVE_STATES}
         is_queued = bool(going_on)
         shown, message = _summarize(going_on)
-    elif launcher is not None:
-        shown, message = State.INTERRUPTED, f"its launcher, {launcher}; {run.log_path} may say why"
-    elif is_left and not _may_be_starting(run):
+    elif is_left and (launcher is not None or not _may_be_starting(run)):
         shown = State.INTERRUPTED
     if shown == State.INTERRUPTED:
         message = message or full_disk(run.path)

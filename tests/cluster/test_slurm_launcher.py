@@ -14,8 +14,6 @@ from redco_flow.tracking.locks import find_holder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-WAITS = "its launcher, job {} waits in the queue"
-
 
 @pytest.fixture
 def driven_by_jobs(runs):
@@ -27,9 +25,14 @@ def job_of(run):
     return json.loads((run.path / "launcher.json").read_text())["job_id"]
 
 
-def wait_for_driver(run):
-    """Wait until a job drives the run; return its process."""
-    return until(lambda: (lease := find_holder(run)) and lease.job and lease.holder)
+def wait_for_driver(run, after=None):
+    """Wait until a job drives the run, by another process than before; return the process."""
+
+    def found():
+        lease = find_holder(run)
+        return lease.holder if lease is not None and lease.job and lease.holder != after else None
+
+    return until(found)
 
 
 def wait_for_end(run):
@@ -52,9 +55,7 @@ def test_a_job_that_is_requeued_warned_or_killed_drives_its_run_again_and_no_sta
     seen = [first]
     for fault in faults.values():
         slurm.run(*fault)
-        until(lambda: WAITS.format(job) in read_run_view(run)["message"])
-        assert read_run_view(run)["state"] == "running"
-        seen.append(wait_for_driver(run))
+        seen.append(wait_for_driver(run, after=seen[-1]))
     gate.touch()
     state = wait_for_end(run)
 
@@ -72,8 +73,8 @@ def test_a_launcher_that_waits_in_the_queue_is_left_for_a_process_of_this_machin
     with slurm.starts_nothing():
         run = driven_by_jobs.start(TWO_STAGES)
         job = job_of(run)
-        until(lambda: read_run_view(run)["message"].startswith(WAITS.format(job)))
-        shown = read_run_view(run)
+        waits = f"its launcher, job {job}, waits in the queue"
+        shown = until(lambda: (view := read_run_view(run))["message"].startswith(waits) and view)
         with pytest.raises(UsageError, match=f"has a launcher: job {job} waits in the queue"):
             resume_run(run)
         resume_run(run, "local")
@@ -93,13 +94,12 @@ def test_a_launcher_that_is_lost_is_shown_and_resume_submits_another_one(
     job = job_of(run)
     wait_for_driver(run)
     slurm.run("scancel", job)
-    until(lambda: read_run_view(run)["state"] == "interrupted")
-    shown = read_run_view(run)
+    shown = until(lambda: (view := read_run_view(run))["state"] == "interrupted" and view)
     resume_run(run)
     wait_for_driver(run)
     gate.touch()
 
-    assert f"its launcher, job {job} is CANCELLED in Slurm" in shown["message"]
+    assert f"its launcher, job {job}, is CANCELLED in Slurm" in shown["message"]
     assert wait_for_end(run)["state"] == "completed", run.log_path.read_text()
     assert job_of(run) != job
     assert count_lines(executions) == 2

@@ -27,6 +27,7 @@ from redco_flow.tracking.process_identity import utc_now
 _SECONDS_TO_CONFIRM = 12.0  # a job that is being queued again passes for FAILED meanwhile
 _SECONDS_TO_CONFIRM_EMPTY = 60.0  # an answer without any job may be an error of squeue's
 _SECONDS_TO_APPEAR = 5.0
+_SECONDS_OF_URGENCY = 15.0
 
 
 class SlurmLauncherJob(LauncherJob):
@@ -40,6 +41,7 @@ class SlurmLauncherJob(LauncherJob):
         self._record = record
         self._is_known_live = False
         self._ended_since: float | None = None
+        self._asked_since = self._asked_at = float("-inf")
 
     @property
     def job_id(self) -> str:
@@ -51,7 +53,12 @@ class SlurmLauncherJob(LauncherJob):
 
         Where this process has seen the job alive, a second answer has to confirm its end.
         """
-        view = self._queue.look(urgent=self._ended_since is not None)
+        now = self._queue.clock()
+        if now - self._asked_at > _SECONDS_OF_URGENCY:
+            self._asked_since = now  # it has driven the run until now
+        self._asked_at = now
+        is_new = now - self._asked_since < _SECONDS_OF_URGENCY
+        view = self._queue.look(urgent=is_new or self._ended_since is not None)
         entry = self._find(view)
         if entry is not None and not is_terminal(entry):
             self._is_known_live, self._ended_since = True, None

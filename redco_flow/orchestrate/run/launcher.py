@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.errors import RedcoFlowError, StageFailed, UsageError
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.tracking.run_directory import RunDirectory
@@ -103,10 +103,13 @@ def submit_launcher_job(run: RunDirectory, words: Sequence[str], record: LaunchR
             folders / str(number), f"{run.id} launcher {number}", words, launch
         )
     except RedcoFlowError as error:
+        is_refused = isinstance(error, StageFailed)
+        again = "correct the profile and start the run again" if is_refused else "submit it again"
         raise type(error)(
-            f"the job that drives run {run.id} was not submitted: {error} The run is written; "
-            f"`redco-flow resume {run.id}` submits the job again, and with --launcher "
-            f"{LOCAL_LAUNCHER} a process on this machine drives the run."
+            f"the job that drives run {run.id} was not submitted: {error}\nThe run's records are "
+            f"written: {again} (`redco-flow {'run' if is_refused else f'resume {run.id}'}`), or "
+            f"drive it by a process on this machine (`redco-flow resume {run.id} --launcher "
+            f"{LOCAL_LAUNCHER}`)."
         ) from error
 
 
