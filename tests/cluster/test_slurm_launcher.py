@@ -42,6 +42,7 @@ def wait_for_end(run):
 def test_a_job_that_is_requeued_warned_or_killed_drives_its_run_again_and_no_stage_runs_twice(
     driven_by_jobs, slurm, held, gate, executions
 ):
+    """Fault 64: each start of the job waits for the one before, and finds the stages' jobs."""
     run = driven_by_jobs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
     job, first = job_of(run), wait_for_driver(run)
@@ -89,6 +90,7 @@ def test_a_launcher_that_waits_in_the_queue_is_left_for_a_process_of_this_machin
 def test_a_launcher_that_is_lost_is_shown_and_resume_submits_another_one(
     driven_by_jobs, slurm, held, gate, executions
 ):
+    """Fault 64: scancel ends it for good."""
     run = driven_by_jobs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
     job = job_of(run)

@@ -56,6 +56,7 @@ HOLD_IN_A_JOB = HOLD.replace("acquire(sys.argv[1])", "acquire(sys.argv[1], job='
 def test_a_lease_of_a_job_is_judged_by_its_lock_and_taken_over_when_the_job_starts_again(
     start_python, tmp_path, uses_links
 ):
+    """Fault 64: the process that drives the run may be on any node."""
     if uses_links:
         record_links(tmp_path, "this test")
     holder = start_python(HOLD_IN_A_JOB, tmp_path)

@@ -50,6 +50,8 @@ from redco_flow.tracking.workspace import Workspace
 _SECONDS_TO_START = 30.0
 _SECONDS_TO_CLOSE = 5.0
 _POLL_SECONDS = 0.02
+_SECONDS_TO_LOSE_LOCK = 150.0  # a file server, or link locks, need 90 s to give one back
+_SECONDS_BETWEEN_LOOKS_AT_LOCK = 0.5
 
 
 def start_run(
@@ -215,7 +217,7 @@ def resume_run(run: RunDirectory, launcher: str = "") -> None:
         UsageError: it has an orchestrator, or a job that waits to be one and is to stay it; or all
             of it is done.
     """
-    if find_holder(run) is None:
+    if _finds_no_holder(run):
         job = launcher_status(run) if run.read_state()["state"] not in ENDED_RUN_STATES else None
         if job is not None and not job.has_ended and launcher != LOCAL_LAUNCHER:
             raise UsageError(
@@ -227,6 +229,17 @@ def resume_run(run: RunDirectory, launcher: str = "") -> None:
         choose_launcher(run, launcher)
     reopen_run(run)
     spawn(run)
+
+
+def _finds_no_holder(run: RunDirectory) -> bool:
+    """Whether no process drives the run; of a job that was lost with its node, await the lock."""
+    deadline = time.monotonic() + _SECONDS_TO_LOSE_LOCK
+    while (lease := find_holder(run)) is not None:
+        job = launcher_status(run) if lease.job else None
+        if job is None or not job.has_ended or time.monotonic() > deadline:
+            return False
+        time.sleep(_SECONDS_BETWEEN_LOOKS_AT_LOCK)
+    return True
 
 
 def reopen_run(run: RunDirectory) -> None:
