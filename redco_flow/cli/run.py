@@ -101,6 +101,13 @@ def register(verbs: Verbs) -> None:
             action="store_true",
             help="submit all stages at once as dependent jobs, so that no launcher is needed",
         )
+    for parser in (run, resume, retry):
+        parser.add_argument(
+            "--launcher",
+            default="",
+            metavar="WHERE",
+            help="what drives the run: local (a process on this machine), or slurm (a small job)",
+        )
     for parser in (resume, retry):
         parser.add_argument("--detach", action="store_true", help="do not follow the run")
     for parser in (resume, retry, cancel):
@@ -163,6 +170,8 @@ def _print_plan(
 def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.start import start_run
 
+    if options.launcher:
+        options.overrides = [*options.overrides, f"profile.launcher={options.launcher}"]
     loader = Loader(options, only_reads=options.dry_run)
     is_sweep = bool(options.sweep or options.points)
     only_one = (("--run-id", options.run_id), ("--if-new", options.if_new), ("--fit", options.fit))
@@ -302,10 +311,12 @@ def _resume(options: argparse.Namespace) -> int:
     if (sweep := _find_sweep(options)) is not None:
         from redco_flow.orchestrate.sweep.control import resume_sweep
 
+        if options.launcher:
+            raise UsageError("--launcher is for one run; a process here drives a sweep: omit it.")
         resume_sweep(sweep)
         return attend_sweep(sweep, options)
     run = _find(options)
-    resume_run(run)
+    resume_run(run, options.launcher)
     _note_submitted_code(run)
     return _attend(run, options)
 
@@ -314,7 +325,7 @@ def _retry(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.start import retry_run
 
     run = _find(options)
-    retry_run(run, only_failed=options.failed)
+    retry_run(run, only_failed=options.failed, launcher=options.launcher)
     _note_submitted_code(run)
     return _attend(run, options)
 

@@ -28,6 +28,7 @@ from redco_flow.orchestrate.recurring.serving_record import (
     note_workspace,
     refuse_if_served_elsewhere,
 )
+from redco_flow.spec.profile import LOCAL_LAUNCHER
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import (
     Firing,
@@ -173,6 +174,11 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
     if options.profile == "local" and section.profile:
         options.profile = section.profile
     loaded = Loader(options).load()
+    if loaded.profile.launcher != LOCAL_LAUNCHER:
+        sys.stderr.write(
+            f"note: runs of a schedule are driven by a process of the machine that serves it, not "
+            f"by a job (launcher: {loaded.profile.launcher})\n"
+        )
     timezone = section.timezone or _local_timezone()
     schedule = Schedule(
         name=section.name or loaded.pipeline.name,

@@ -337,6 +337,7 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
         with_parameters: also how many parameters each training has.
     """
     lines = [f"{view['run']}: {view['state']}  {duration(view['seconds'])}".rstrip()]
+    lines += [f"  launcher: {view['launcher']}"] if view["launcher"] else []
     stages = view["stages"]
     for name, stage in stages.items():
         lines.append(f"  {stage_line(name, stage)}")

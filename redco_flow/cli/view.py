@@ -6,12 +6,13 @@ One plain dict, the same for `--json`, the live table and quiet lines. Reads onl
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.launch.disk_reserve import full_disk
+from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -143,7 +144,7 @@ def read_run_view(run: RunDirectory, *, asks_cluster: bool = True) -> dict[str, 
         asks_cluster: False: the records alone say how far jobs without such a process are.
     """
     try:
-        return _view_of_state(run, queued_stages if asks_cluster else _recorded_stages)
+        return _view_of_state(run, asks_cluster=asks_cluster)
     except DamagedRecord as damage:
         return _view_of_damaged(run, damage)
 
@@ -197,6 +198,7 @@ def _view_of_damaged(run: RunDirectory, damage: DamagedRecord) -> dict[str, Any]
         "run": run.id,
         "state": "damaged",
         "queued": False,
+        "launcher": None,
         "exit_code": None,
         "message": str(damage),
         "created_at": record.get("created_at"),
@@ -209,20 +211,25 @@ def _view_of_damaged(run: RunDirectory, damage: DamagedRecord) -> dict[str, Any]
     }
 
 
-def _view_of_state(
-    run: RunDirectory, jobs_of: Callable[[RunDirectory, Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
+def _view_of_state(run: RunDirectory, *, asks_cluster: bool) -> dict[str, Any]:
     state = run.read_state()
+    holder = find_holder(run)
     stages = state.get("stages", {})
     names = list(stages) or list(run.read_plan().get("stages", {}))
     shown, message = state["state"], state.get("message") or ""
     is_queued = False
-    if shown == State.RUNNING and find_holder(run) is None and has_queued_jobs(run):
-        stages = jobs_of(run, stages)
+    is_left = shown in LIVE_STATES and holder is None
+    launcher = launcher_status(run, asks_cluster=asks_cluster) if is_left else None
+    if launcher is not None:
+        is_left = launcher.has_ended
+        hint = f"; {run.log_path} may say why" if is_left else ""
+        message = f"its launcher, {launcher.name}, {launcher.message}{hint}"
+    if is_left and shown == State.RUNNING and has_queued_jobs(run):
+        stages = (queued_stages if asks_cluster else _recorded_stages)(run, stages)
         going_on = {n: s for n, s in stages.items() if s.get("job_state") in LIVE_STATES}
         is_queued = bool(going_on)
         shown, message = _summarize(going_on)
-    elif shown in LIVE_STATES and not _has_launcher(run):
+    elif is_left and (launcher is not None or not _may_be_starting(run)):
         shown = State.INTERRUPTED
     if shown == State.INTERRUPTED:
         message = message or full_disk(run.path)
@@ -230,6 +237,7 @@ def _view_of_state(
         "run": run.id,
         "state": shown,
         "queued": is_queued,
+        "launcher": f"job {holder.job} on {holder.holder.host}" if holder and holder.job else None,
         "exit_code": state.get("exit_code"),
         "message": message,
         "created_at": run.record.get("created_at"),
@@ -279,10 +287,10 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
     return view
 
 
-def _has_launcher(run: RunDirectory) -> bool:
-    """Whether the process that drives the run lives, or may still be on its way."""
+def _may_be_starting(run: RunDirectory) -> bool:
+    """Whether the process that is to drive the run may still be on its way."""
     if run.lease_path.exists():
-        return find_holder(run) is not None
+        return False
     age = _seconds_between(run.record.get("created_at"), None)
     return age is not None and age < _START_GRACE_SECONDS
 

@@ -32,6 +32,10 @@ class ExecutorConfig(StrictModel):
     gives_requested_gpus: ClassVar[bool] = False
     """Whether a job sees the GPUs that it asks for and no others of its hosts."""
 
+    drives_runs: ClassVar[bool] = False
+    """Whether a job can be the process that drives a run (`launcher:` of a profile); then a method
+    `for_launcher` returns that job's section and resources."""
+
     processes_per_host: PositiveInt = 1
     walltime_minutes: PositiveInt | None = None
 

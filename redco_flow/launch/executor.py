@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast
@@ -39,6 +39,43 @@ class ExecutorSettings(TypedDict, total=False):
     environment: dict[str, str]
     stall_seconds: float
     grace_seconds: float
+
+
+class LauncherJob(ABC):
+    """A job of a cluster that drives a run in place of a process on this machine."""
+
+    @property
+    @abstractmethod
+    def job_id(self) -> str:
+        """Its id; "" where it is not known."""
+
+    @abstractmethod
+    def status(self) -> JobStatus:
+        """Return its state: PENDING, RUNNING, or LOST once the cluster has it no more."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Have the cluster end it; one that has ended already is left as it is.
+
+        Raises:
+            ClusterUnreachable: there is no answer; the job is not cancelled.
+        """
+
+
+class Launch(NamedTuple):
+    """The process of a run that is to be a job.
+
+    Args:
+        directory: where it starts.
+        variables: that it gets besides this process's.
+        log: gets its output.
+        record_path: where the job's record is written, before it is submitted.
+    """
+
+    directory: Path
+    variables: Mapping[str, str]
+    log: Path
+    record_path: Path
 
 
 class CallExecutor(Executor):
@@ -113,6 +150,22 @@ class CallExecutor(Executor):
             UsageError: it cannot be submitted.
         """
         return ""
+
+    def submit_launcher(
+        self, folder: Path, title: str, words: Sequence[str], launch: Launch
+    ) -> LauncherJob:
+        """Submit the job that drives a run, which the cluster starts again until the run's end.
+
+        Args:
+            folder: of the job's own files; must not exist.
+            title: for people.
+            words: the module and its arguments; `--job ID` is added.
+
+        Raises:
+            UsageError: the executor has no such jobs.
+            StageFailed, ClusterUnreachable: it could not be submitted.
+        """
+        raise UsageError(f"jobs of the executor {self.name()} cannot drive a run.")
 
     def supervisor_command(self, attempt: AttemptDirectory) -> list[str]:
         """Return what runs the attempt's call to its end, as one process in the foreground.
@@ -300,6 +353,22 @@ def reattach(record: Mapping[str, Any]) -> CallJob:
         job: CallJob = _find(str(record["executor"])).reattach(record)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"not a job record: {dict(record)!r} ({error!r}).") from error
+    return job
+
+
+def reattach_launcher(executor: str, record: Mapping[str, Any]) -> LauncherJob:
+    """Return the job that drives a run, from any process.
+
+    Args:
+        executor: of the run's profile.
+
+    Raises:
+        UsageError: the record is not one, or the executor has no such jobs.
+    """
+    try:
+        job: LauncherJob = _find(executor).reattach_launcher(record)
+    except (KeyError, AttributeError) as error:
+        raise UsageError(f"not a launcher's record: {dict(record)!r} ({error!r}).") from error
     return job
 
 

@@ -19,6 +19,13 @@ ATTEMPT_VARIABLE = "REDCO_FLOW_ATTEMPT"  # in the environment of every process o
 
 READY = b"ready"  # what a job's first process writes to `--ready-fd` once job.json is there
 
+WARNING_SIGNAL = "URG"
+"""What Slurm sends some time before the end. It reaches every process of the job, the worker's
+helpers too, so it must be one that does nothing to those who do not expect it."""
+
+START_AGAIN_EXIT_CODE = 75
+"""Exit code of a process that drives a run and that its job has to start again."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_DIE = 5.0  # longer only in an uninterruptible read of a dead file system

@@ -45,10 +45,6 @@ SECONDS_BETWEEN_BEATS = 30.0
 _SECONDS_OF_LIFE = 2 * SECONDS_BETWEEN_BEATS
 _MAX_CLOCK_ERROR_SECONDS = 600.0
 
-WARNING_SIGNAL = "URG"
-"""What Slurm sends some time before the end. It reaches every process of the job, the worker's
-helpers too, so it must be one that does nothing to those who do not expect it."""
-
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_EARLY = 75.0  # Slurm sends the warning up to a minute before it was asked to
 

@@ -13,7 +13,9 @@ from pydantic import (
     AfterValidator,
     Field,
     PrivateAttr,
+    ValidationInfo,
     create_model,
+    field_validator,
     model_validator,
 )
 
@@ -49,8 +51,11 @@ _SETTINGS = "settings"
 
 OF_THE_RUN = frozenset(
     ("name", "workspace", "max_parallel_stages", "prefect_api_url", "start_prefect_server")
-) | {"ssh", "defaults"}
+) | {"launcher", "ssh", "defaults"}
 """Keys of a profile that are of a run as a whole."""
+
+
+LOCAL_LAUNCHER = "local"
 
 
 def _expanded(text: str) -> str:
@@ -111,6 +116,8 @@ class Profile(StrictModel):
         prefect_api_url: the Prefect API that runs report to; None: that of PREFECT_API_URL, or our
             own server on this host where it runs (`redco-flow ui --prefect` starts it).
         start_prefect_server: start our own server with a run where it does not run yet.
+        launcher: the process that drives a run: on this machine (local), or a small job of the
+            profile's executor (slurm).
         retries: number of retries of a stage, by the cause of its end.
         ssh: the cluster's login node, where `run` starts the run and the verbs that show or
             continue it look for it.
@@ -129,11 +136,32 @@ class Profile(StrictModel):
     max_parallel_stages: PositiveInt = 2
     prefect_api_url: Text | None = None
     start_prefect_server: bool = False
+    launcher: Text = LOCAL_LAUNCHER
     retries: RetryBudgets = RetryBudgets()
     ssh: LoginNode | None = None
     defaults: dict[str, Any] = Field(default_factory=dict)
 
     _written_defaults: Document | None = PrivateAttr(default=None)
+
+    @field_validator("launcher")
+    @classmethod
+    def _check_launcher(cls, launcher: str, info: ValidationInfo) -> str:
+        executor = info.data.get("executor")
+        if launcher == LOCAL_LAUNCHER or executor is None:
+            return launcher
+        drives = [one for one in known_executors() if executor_config(one).drives_runs]
+        if launcher not in drives:
+            raise ValueError(f"must be {' or '.join([LOCAL_LAUNCHER, *drives])}")
+        if launcher != executor:
+            raise ValueError(
+                f"{launcher} is for profiles with that executor, and this one has {executor}"
+            )
+        if info.data.get("start_prefect_server"):
+            raise ValueError(
+                f"{launcher} and start_prefect_server exclude each other: the server would be on "
+                f"the job's node; name one by prefect_api_url"
+            )
+        return launcher
 
     @model_validator(mode="after")
     def _check_section(self) -> Profile:

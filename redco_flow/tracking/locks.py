@@ -2,22 +2,24 @@
 
 A lease, lease.json in the run's directory, ends when it is released or when its holder's process is
 gone. That is decided by the process's start counted from boot (`process_identity.py`), never by the
-time of day.
+time of day. Of a process in a cluster's job, which may be on any host, the lock on .launcher.lock
+decides: the process holds it for as long as the lease.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 from redco_flow.errors import UsageError
 from redco_flow.records import write_json
-from redco_flow.tracking.file_lock import HeldLock, LockRequest
+from redco_flow.tracking.file_lock import HeldLock, LockLost, LockRequest
 from redco_flow.tracking.process_identity import Clock, ProcessIdentity, ProcessRecord, utc_now
 from redco_flow.tracking.typed_records import find_record
 
@@ -53,6 +55,7 @@ def is_locked(path: Path, request: LockRequest | None = None) -> bool:
 
 
 _SECONDS_BETWEEN_TRIES = 0.05
+_SECONDS_BETWEEN_TRIES_OF_JOB = 0.5
 _REMEDY = "If no process drives this run, delete the file."
 
 
@@ -60,6 +63,7 @@ class LeaseRecord(ProcessRecord, total=False):
     """lease.json."""
 
     acquired_at: str
+    job: str
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,26 @@ class Lease:
         holder: the process that holds it.
         acquired_at: when, for people.
         taken_over_from: the dead holder before it, if there was one.
+        job: the cluster's job that the process is in; "" for none.
+        held: the lock of a process in a job.
     """
 
     path: Path
     holder: ProcessIdentity
     acquired_at: str
     taken_over_from: ProcessIdentity | None = None
+    job: str = ""
+    held: HeldLock | None = field(default=None, compare=False)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the holder runs; one on another host that is in no job counts as alive."""
+        if not self.job:
+            return self.holder.is_alive()
+        try:
+            return is_locked(_job_lock(self.path), _job_lock_request(_job_lock(self.path)))
+        except OSError:  # of another user's run, where a reader can take no lock
+            return True
 
     def release(self) -> None:
         """Give the lease back; nothing happens if it is no longer ours."""
@@ -84,6 +102,8 @@ class Lease:
             present = _read(self.path)
             if present is not None and present.holder == self.holder:
                 self.path.unlink()
+        if self.held is not None:
+            self.held.release()
 
     def __enter__(self) -> Lease:
         return self
@@ -101,6 +121,8 @@ def acquire(
     run_directory: str | os.PathLike[str],
     holder: ProcessIdentity | None = None,
     *,
+    job: str = "",
+    on_lost: Callable[[LockLost], None] | None = None,
     clock: Clock = utc_now,
 ) -> Lease:
     """Take the run's lease; take it over from a holder that runs no more.
@@ -108,6 +130,9 @@ def acquire(
     Args:
         run_directory: a `RunDirectory` or its path.
         holder: whose lease it will be; the calling process.
+        job: the cluster's job that this process is in. An earlier start of this job, which the
+            cluster has ended, is waited for.
+        on_lost: of a process in a job: called in another thread if another process takes the lease.
         clock: the time of day, for people.
 
     Raises:
@@ -116,15 +141,34 @@ def acquire(
         OSError: the directory cannot be written; names the path.
     """
     path = Path(run_directory) / "lease.json"
-    lease = Lease(path, holder or ProcessIdentity.current(), clock())
-    with exclusive(_lock(path)) as held:
-        present = _read(path)
-        if present is not None:
-            _refuse_if_alive(present)
-            lease = Lease(path, lease.holder, lease.acquired_at, present.holder)
-        held.check()
-        write_json(path, {**lease.holder.to_json(), "acquired_at": lease.acquired_at})
+    held = _hold_job_lock(path, job, on_lost) if job else None
+    lease = Lease(path, holder or ProcessIdentity.current(), clock(), job=job, held=held)
+    try:
+        with exclusive(_lock(path)) as lock:
+            present = _read(path)
+            if present is not None:
+                if held is None or not present.job:  # else it is dead, as the lock is ours
+                    _refuse_if_alive(present)
+                lease = replace(lease, taken_over_from=present.holder)
+            lock.check()
+            record = {**lease.holder.to_json(), "acquired_at": lease.acquired_at}
+            write_json(path, record | ({"job": job} if job else {}))
+    except BaseException:
+        if held is not None:
+            held.release()
+        raise
     return lease
+
+
+def _hold_job_lock(path: Path, job: str, on_lost: Callable[[LockLost], None] | None) -> HeldLock:
+    """Take the lock of a process in a job, once an earlier start of the job has let go of it."""
+    request = LockRequest(_job_lock(path), on_lost=on_lost)
+    while (held := request.try_once()) is None:
+        present = _read(path)
+        if present is not None and present.job != job:
+            _refuse_if_alive(present)
+        time.sleep(_SECONDS_BETWEEN_TRIES_OF_JOB)
+    return held
 
 
 def find_holder(run_directory: str | os.PathLike[str]) -> Lease | None:
@@ -134,31 +178,44 @@ def find_holder(run_directory: str | os.PathLike[str]) -> Lease | None:
         DamagedRecord: lease.json is damaged.
     """
     present = _read(Path(run_directory) / "lease.json")
-    return present if present is not None and present.holder.is_alive() else None
+    return present if present is not None and present.is_alive else None
 
 
 def _lock(path: Path) -> Path:
     return path.with_name(".lease.lock")
 
 
+def _job_lock(path: Path) -> Path:
+    return path.with_name(".launcher.lock")
+
+
+@functools.lru_cache
+def _job_lock_request(path: Path) -> LockRequest:
+    """One request for each lock: it notices in time that the holder's host is gone."""
+    return LockRequest(path)
+
+
 def _read(path: Path) -> Lease | None:
     record = find_record(path, LeaseRecord, remedy=_REMEDY)
     if record is None:
         return None
-    return Lease(path, ProcessIdentity.from_json(record), record.get("acquired_at", "?"))
+    holder, acquired_at = ProcessIdentity.from_json(record), record.get("acquired_at", "?")
+    return Lease(path, holder, acquired_at, job=record.get("job", ""))
 
 
 def _refuse_if_alive(present: Lease) -> None:
     holder = present.holder
-    if not holder.is_alive():
+    if not present.is_alive:
         return
     elsewhere = (
         ""
-        if holder.host == os.uname().nodename
+        if present.job or holder.host == os.uname().nodename
         else f" It cannot be seen from this host; if it is gone for good, delete {present.path}."
     )
+    job = f"job {present.job}, " if present.job else ""
     raise UsageError(
-        f"run {present.path.parent.name} is driven by process {holder.pid} on {holder.host} since "
-        f"{present.acquired_at}. Follow it with `redco-flow attach {present.path.parent.name}` or "
-        f"stop it with `redco-flow cancel {present.path.parent.name}`.{elsewhere}"
+        f"run {present.path.parent.name} is driven by {job}process {holder.pid} on {holder.host} "
+        f"since {present.acquired_at}. Follow it with `redco-flow attach "
+        f"{present.path.parent.name}` or stop it with `redco-flow cancel "
+        f"{present.path.parent.name}`.{elsewhere}"
     )

@@ -30,6 +30,7 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
         "max_parallel_stages": 2,
         "prefect_api_url": None,
         "start_prefect_server": False,
+        "launcher": "local",
         "ssh": None,
         "retries": {
             "preempted": None,
@@ -110,6 +111,32 @@ def test_mistakes_in_a_profile_are_told_at_once(write):
     ]
     assert len(found) == len(expected)
     assert all(one.startswith(two) for one, two in zip(found, expected, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("executor: slurm\nlauncher: slrm", 2, "'launcher' must be local or slurm"),
+        ("launcher: slurm", 1, "'launcher': slurm is for profiles with that executor"),
+        (
+            "executor: slurm\nstart_prefect_server: true\nlauncher: slurm",
+            3,
+            "slurm and start_prefect_server exclude each other",
+        ),
+        (
+            "executor: slurm\nslurm:\n  launcher: {partiton: cpu}",
+            3,
+            "'slurm.launcher' has no key 'partiton'; did you mean 'partition'?",
+        ),
+    ],
+)
+def test_a_launcher_that_cannot_be_had_is_a_mistake_with_its_line(write, text, line, said):
+    with pytest.raises(ConfigError) as caught:
+        load_profile(write(text, "p.yaml"))
+
+    (problem,) = caught.value.problems
+    assert problem.line == line
+    assert said in problem.message
 
 
 def test_a_profile_that_is_not_there_is_a_usage_error_with_the_nearest_name():

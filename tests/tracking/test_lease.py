@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from redco_flow.errors import DamagedRecord, UsageError
+from redco_flow.tracking.lock_mechanism import record_links
 from redco_flow.tracking.locks import acquire, find_holder
 from redco_flow.tracking.process_identity import ProcessIdentity
 
@@ -46,6 +47,35 @@ def test_the_lease_of_a_killed_launcher_is_taken_over(start_python, tmp_path):
     with acquire(tmp_path) as lease:
         assert lease.taken_over_from.pid == holder.pid
         assert find_holder(tmp_path).holder == ProcessIdentity.current()
+
+
+HOLD_IN_A_JOB = HOLD.replace("acquire(sys.argv[1])", "acquire(sys.argv[1], job='7')")
+
+
+@pytest.mark.parametrize("uses_links", [False, True], ids=["flock", "links"])
+def test_a_lease_of_a_job_is_judged_by_its_lock_and_taken_over_when_the_job_starts_again(
+    start_python, tmp_path, uses_links
+):
+    """Fault 64: the process that drives the run may be on any node."""
+    if uses_links:
+        record_links(tmp_path, "this test")
+    holder = start_python(HOLD_IN_A_JOB, tmp_path)
+    assert holder.stdout.readline() == "held\n", holder.stderr.read()
+    lease = json.loads((tmp_path / "lease.json").read_text())
+    # As another host sees it: the process id says nothing there.
+    (tmp_path / "lease.json").write_text(json.dumps(lease | {"host": "node-3", "pid": 1}))
+
+    assert find_holder(tmp_path).job == "7"
+    for job in ("", "8"):
+        with pytest.raises(UsageError, match="driven by job 7, process 1 on node-3"):
+            acquire(tmp_path, job=job)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert find_holder(tmp_path) is None
+    with acquire(tmp_path, job="7") as lease:
+        assert lease.taken_over_from.host == "node-3"
+        assert find_holder(tmp_path).holder == ProcessIdentity.current()
+    assert find_holder(tmp_path) is None
 
 
 REUSE_A_PID = """

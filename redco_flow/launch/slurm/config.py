@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import ExecutorConfig
-from redco_flow.spec.model import Line, PositiveInt
+from redco_flow.spec.model import Line, PositiveFloat, PositiveInt, StrictModel
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
@@ -81,6 +81,29 @@ SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,
 """A name that the cluster's administrator chose: a partition, an account, a QOS."""
 
 
+SbatchOption = Annotated[Line, AfterValidator(_option)]
+
+
+class LauncherConfig(StrictModel):
+    """The small job that drives a run where the profile has `launcher: slurm`.
+
+    Args:
+        partition, account, qos, constraint, reservation, options, walltime_minutes: None takes
+            the value of the section that this is in. At the end of its time the job is queued
+            again.
+        memory_gib: of its one process.
+    """
+
+    partition: SlurmName | None = None
+    account: SlurmName | None = None
+    qos: SlurmName | None = None
+    reservation: SlurmName | None = None
+    constraint: Line | None = None
+    options: list[SbatchOption] | None = None
+    walltime_minutes: PositiveInt | None = None
+    memory_gib: PositiveFloat = 2.0
+
+
 class Config(ExecutorConfig):
     """One Slurm cluster.
 
@@ -108,11 +131,13 @@ class Config(ExecutorConfig):
             mem-per-gpu by gpus_per_host (of a stage without GPUs by cpus_per_host).
         omit_nodes: leave --nodes and --ntasks-per-node out where a stage is one process, for sites
             that refuse them on shared nodes.
+        launcher: what the job of `launcher: slurm` asks for.
     """
 
     runs_arrays: ClassVar[bool] = True
     runs_groups: ClassVar[bool] = True
     gives_requested_gpus: ClassVar[bool] = True
+    drives_runs: ClassVar[bool] = True
 
     partition: SlurmName | None = None
     account: SlurmName | None = None
@@ -124,7 +149,7 @@ class Config(ExecutorConfig):
     setup: list[Line] = Field(default_factory=list)
     python: Line | None = None
     container: list[Line] = Field(default_factory=list)
-    options: list[Annotated[Line, AfterValidator(_option)]] = Field(default_factory=list)
+    options: list[SbatchOption] = Field(default_factory=list)
     srun_options: list[Annotated[Line, AfterValidator(_long_option)]] = Field(default_factory=list)
     max_array_tasks: PositiveInt | None = None
     warning_seconds: PositiveInt = 120
@@ -134,6 +159,7 @@ class Config(ExecutorConfig):
     gpu_option: Literal["gpus-per-node", "gres", "gpus-per-task"] = "gpus-per-node"
     memory_option: Literal["mem", "mem-per-cpu", "mem-per-gpu"] = "mem"
     omit_nodes: bool = False
+    launcher: LauncherConfig = LauncherConfig()
 
     def check_fits(self, resources: JobResources) -> None:
         """Raise where the options of the profile cannot request these resources.
@@ -158,6 +184,20 @@ class Config(ExecutorConfig):
     def divides_memory_by_gpus(self, gpus_per_host: int) -> bool:
         """Whether a stage's memory is requested for each of its GPUs."""
         return self.memory_option == "mem-per-gpu" and gpus_per_host > 0
+
+    def for_launcher(self) -> tuple[Config, JobResources]:
+        """Return the section as it is for the job that drives a run, and what the job asks for."""
+        from redco_flow.launch.call import JobResources
+
+        own = self.launcher.model_dump(exclude_none=True, exclude={"memory_gib"})
+        # The login node's interpreter, without what ranks run under.
+        own |= {"container": [], "srun_options": [], "gpu_type": None}
+        section = self.model_copy(update=own | ({"python": None} if self.container else {}))
+        return section, JobResources(
+            cpus_per_host=1,
+            memory_gib=self.launcher.memory_gib,
+            walltime_minutes=section.walltime_minutes,
+        )
 
     @property
     def seconds_of_warning(self) -> int:

@@ -20,6 +20,7 @@ from redco_flow.launch.call import Call, JobResources, read_call, write_call
 from redco_flow.launch.executor import (
     CallJob,
     ChainingExecutor,
+    Launch,
     StageToRender,
     check_submittable,
     common_settings,
@@ -27,11 +28,12 @@ from redco_flow.launch.executor import (
 )
 from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.rendezvous import ADDRESS_VARIABLE
-from redco_flow.launch.slurm import queue
+from redco_flow.launch.slurm import launcher, queue
 from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.doctor import examine_slurm
 from redco_flow.launch.slurm.job import SlurmJob
+from redco_flow.launch.slurm.launcher import SlurmLauncherJob
 from redco_flow.launch.slurm.limits import ask_site
 from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
@@ -88,6 +90,29 @@ class SlurmExecutor(ChainingExecutor):
             UsageError: a path holds what such a file cannot carry.
         """
         return render(self._submission(attempt, title, resources, upstream, then=then))
+
+    def submit_launcher(
+        self, folder: Path, title: str, words: Sequence[str], launch: Launch
+    ) -> SlurmLauncherJob:
+        """As `CallExecutor.submit_launcher`.
+
+        Raises:
+            StageFailed: Slurm refuses it.
+            ClusterUnreachable: there is no sbatch, or it was refused for now; it may still start.
+        """
+        section, resources = self._config.for_launcher()
+        submission = Submission(
+            attempt=folder.absolute(),
+            title=title,
+            directory=launch.directory,
+            resources=resources,
+            settings=section,
+            stall_seconds=self.parameters["stall_seconds"],
+            grace_seconds=self.parameters["grace_seconds"],
+            variables={**self._variables, **launch.variables},
+        )
+        environment = dict(_without_outer_job(self._environment))
+        return launcher.submit(submission, words, launch.record_path, launch.log, environment)
 
     def submit_call_after(
         self,
@@ -301,6 +326,11 @@ def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray | SplitArray:
     if shards := record.get("shards"):
         return SlurmArray(record["attempt"], record["job_id"], shards, record)
     return SlurmJob(record["attempt"], record["job_id"], record=record)
+
+
+def reattach_launcher(record: Mapping[str, Any]) -> SlurmLauncherJob:
+    """Return the job of a launcher's record, from any process."""
+    return SlurmLauncherJob(record)
 
 
 def _title_of(call: Call) -> str:

@@ -20,8 +20,7 @@ from typing import Any
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.host_facts import num_gpus, own_name_problem, package_versions
-from redco_flow.launch.processes import RankInfo
-from redco_flow.launch.rank import WARNING_SIGNAL
+from redco_flow.launch.processes import WARNING_SIGNAL, RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.launch.shared_files import SharedTrial, flock_held, try_flock, write_files
 from redco_flow.launch.slurm import queue

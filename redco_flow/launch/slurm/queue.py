@@ -227,8 +227,9 @@ def _run(
         )
     except FileNotFoundError as error:
         raise ClusterUnreachable(
-            f"there is no command {name} here: Slurm's commands must be on PATH where "
-            f"`redco-flow` runs with this profile."
+            f"there is no command {name} on {os.uname().nodename}: Slurm's commands must be on "
+            f"PATH where the process that drives a run is (on this machine, or on a node with "
+            f"`launcher: slurm`)."
         ) from error
     except subprocess.TimeoutExpired as error:
         raise TryLater(f"{name} did not answer within {seconds:g} s.") from error

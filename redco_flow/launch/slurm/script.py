@@ -19,7 +19,7 @@ from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.rank import WARNING_SIGNAL
+from redco_flow.launch.processes import START_AGAIN_EXIT_CODE, WARNING_SIGNAL
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.job_end import REQUEUE_EXIT_CODE
 from redco_flow.records import digest_json
@@ -27,6 +27,8 @@ from redco_flow.records import digest_json
 JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"
 _MAX_NAME_CHARACTERS = 120
+_KILLED = 137  # srun's exit code where SIGKILL ended the process
+_MAX_RESTARTS_OF_KILLED = 10  # of a job whose process is killed each time
 _NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never ends with it
 
 
@@ -91,6 +93,30 @@ def render_probe(submission: Submission, module: str, arguments: Sequence[str]) 
     """
     step = _step(submission, _rank_options(submission), module, [shlex.join(arguments)])
     return _checked(submission, [*_start(submission), step])
+
+
+def render_launcher(submission: Submission, words: Sequence[str], log: Path) -> str:
+    """Return the sbatch file of a job that drives a run, and is queued again while there is none.
+
+    Args:
+        words: the module and its arguments; `--job ID` is added.
+        log: gets the process's output.
+
+    Raises:
+        UsageError: as `render`.
+    """
+    arguments = [shlex.join(words[1:]), '--job "$SLURM_JOB_ID"']
+    lines = [
+        f"exec >> {shlex.quote(str(log))} 2>&1",
+        _step(submission, _rank_options(submission), words[0], arguments),
+        "code=$?",
+        "# The run has not ended: its time or its node was wanted, or the process was killed.",
+        f'if [ "$code" -eq {START_AGAIN_EXIT_CODE} ] || {{ [ "$code" -eq {_KILLED} ] &&',
+        f'    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_MAX_RESTARTS_OF_KILLED} ]; }}; then',
+        *_requeue(),
+        "fi",
+    ]
+    return _checked(submission, [*_start(submission), *lines, *_exit()])
 
 
 def _checked(submission: Submission, lines: Sequence[str]) -> str:
@@ -169,13 +195,17 @@ def _end() -> Iterator[str]:
     yield "code=$?"
     yield "# Slurm takes the job back for a later start; where it may not, the launcher does."
     yield f'if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then'
+    yield from _requeue()
+    yield "    finish --for-good"
+    yield "    code=$?"
+    yield "fi"
+
+
+def _requeue() -> Iterator[str]:
     yield "    for seconds in 0 2 8; do  # the controller may be away for a moment"
     yield '        sleep "$seconds"'
     yield '        scontrol requeue "$SLURM_JOB_ID" && sleep 120'
     yield "    done"
-    yield "    finish --for-good"
-    yield "    code=$?"
-    yield "fi"
 
 
 def _exit() -> Iterator[str]:

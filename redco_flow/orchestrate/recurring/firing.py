@@ -25,6 +25,7 @@ from redco_flow.orchestrate.notices import Notice, tell_at_once, without_secrets
 from redco_flow.orchestrate.prefect.server import external_url
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.spec.notify import NotifySection
+from redco_flow.spec.profile import LOCAL_LAUNCHER
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, State
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
@@ -170,7 +171,9 @@ class Firer:
         good = [one for one in self._directory.firings() if one.state == FiringState.COMPLETED]
         since = ("--since", good[-1].identity) if good and good[-1].identity else ()
         try:
-            options = ("--detach", "--json", "--run-id", run, "--if-new", *since)
+            # Serving is a process of this machine anyway, which looks at the run's own process.
+            options = ("--launcher", LOCAL_LAUNCHER, "--detach", "--json", "--run-id", run)
+            options += ("--if-new", *since)
             started = self._ask("run", *self._terms.words, *options)
         except CannotFire:
             if not firing.has_started_run:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from redco_flow.errors import RunCancelled, UsageError
 from redco_flow.launch.endings import never_began, write_exit
+from redco_flow.orchestrate.run.launcher import give_up_launcher_job
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, ENDED_STAGE_STATES, Cause, State
 from redco_flow.tracking.locks import Lease, acquire, find_holder
@@ -211,6 +212,7 @@ class _EndWithoutLauncher:
         """Ask the run's jobs to stop, unless its launcher was faster than we."""
         from redco_flow.launch.executor import reattach
 
+        give_up_launcher_job(self._run)
         for stage in () if has_ended(self._run) else self._state_store.stages():
             attempt = self._run.latest_attempt(stage)
             if attempt is None or attempt.read_exit() or not (record := attempt.read_job()):

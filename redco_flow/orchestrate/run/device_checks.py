@@ -14,10 +14,10 @@ from redco_flow.launch.call import JobResources
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.groups import jobs_of_groups, resources_of_job
 from redco_flow.orchestrate.run.plan import Plan
-from redco_flow.spec.document import DEFAULT
+from redco_flow.spec.document import DEFAULT, Origin
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import dotted
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.spec.stage_kind import find_stage_kind
 
 _GPUS = ("resources", "gpus_per_host")
@@ -52,9 +52,20 @@ def check_devices(
     for group, stages in jobs_of_groups(resolved, profile, plan):
         problems += _group_problems(resolved, profile, environ, group, stages, notes)
     notes += _on_cpus_beside_gpus(resolved, profile, plan)
+    problems += _launcher_problems(profile, environ)
     if problems:
         raise DoesNotFit("\n".join(map(str, sorted(set(problems)))))
     return list(dict.fromkeys(notes))
+
+
+def _launcher_problems(profile: Profile, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what the site never allows the job that drives the run, where it is one."""
+    if profile.launcher != LOCAL_LAUNCHER:
+        section, resources = profile.section.for_launcher()
+        refused, _ = section.compare_with_site(resources, {**environ, **profile.environment})
+        for path, message in refused:
+            key = f"{profile.launcher}.launcher.{path[-1]}"
+            yield Origin(f"profile {profile.name}").problem(f"'{key}': {message}")
 
 
 def _on_cpus_beside_gpus(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> Iterator[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.processes import WARNING_SIGNAL
 from redco_flow.launch.redaction import redact_text
 from redco_flow.orchestrate.notices import tell_end
 from redco_flow.orchestrate.run.cancel import Log, RunContext, StopRequest, pause_after
@@ -31,6 +32,7 @@ from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.file_lock import LockLost
 from redco_flow.tracking.locks import Lease, acquire
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
@@ -52,11 +54,13 @@ class Driver:
     Args:
         notes: a folder that gets a file for each run until its end; what a killed process has left
             there, the next one continues.
+        job: the cluster's job that this process is in; "" for none.
     """
 
-    def __init__(self, notes: Path | None = None) -> None:
+    def __init__(self, notes: Path | None = None, job: str = "") -> None:
         self._signal = ""
         self._notes = notes
+        self._job = job
         # What jobs inherit is without the settings that Prefect is given later.
         self._environment = dict(os.environ)
         self._mutex = threading.Lock()
@@ -64,8 +68,12 @@ class Driver:
         self._an_end = threading.Event()
 
     def take_signals(self) -> None:
-        """Detach from all runs at SIGTERM, SIGINT or SIGHUP; call it in the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        """Detach from all runs at SIGTERM, SIGINT or SIGHUP; call it in the main thread.
+
+        In a job, also at the warning before the end of its time.
+        """
+        warning = [signal.Signals[f"SIG{WARNING_SIGNAL}"]] if self._job else []
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *warning):
             signal.signal(number, self._on_signal)
 
     def start(
@@ -79,7 +87,7 @@ class Driver:
             OSError: its directory cannot be written; names the path.
         """
         note = self._notes / run.id if self._notes is not None else None
-        lease = acquire(run)
+        lease = acquire(run, job=self._job, on_lost=self._on_lost)
         try:
             driven = DrivenRun(run, lease, self._environment, self._an_end, note)
             with self._mutex:
@@ -119,6 +127,9 @@ class Driver:
         """Return when all runs have ended, their notices are sent and their flows are closed."""
         while self.has_runs:
             self.wait_for_an_end(_POLL_SECONDS)
+
+    def _on_lost(self, error: LockLost) -> None:
+        self._signal = str(error)  # another process drives the run
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = signal.Signals(number).name  # a handler, which may touch no lock

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.launch.processes import exit_within
+from redco_flow.launch.processes import START_AGAIN_EXIT_CODE, exit_within
 from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.run.cancel import has_ended
 from redco_flow.orchestrate.run.driver import LEAVE_CANCELLED, Driver
 from redco_flow.orchestrate.run.sharing import Listener, notes_of
-from redco_flow.orchestrate.run.start import reopen_run
+from redco_flow.orchestrate.run.start import refuse_to_start_over, reopen_run
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.deletions import find_run_deletion
 from redco_flow.tracking.locks import find_holder
@@ -37,9 +37,11 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     run = RunDirectory(options.run)
     notes = notes_of(options.share) if options.share else None
-    driver = Driver(notes)
+    driver = Driver(notes, options.job)
     driver.take_signals()
     try:
+        if options.job and not _is_left_to_do(run):
+            return 0
         driven = driver.start(
             run, leave_cancelled=options.leave_cancelled, judges_ended=options.judge_ended
         )
@@ -48,13 +50,26 @@ def main(arguments: Sequence[str]) -> int:
         return getattr(error, "exit_code", 1)
     if notes is None:
         driver.wait()
-        return driven.exit_code
+        is_left = options.job and driver.is_stopped and not has_ended(run)
+        return START_AGAIN_EXIT_CODE if is_left else driven.exit_code
     _remove_old(notes.parent)
     listener = Listener(driver, options.share)
     if listener.is_open:
         _continue_left_behind(driver, notes, run)
     listener.wait()
     return driven.exit_code
+
+
+def _is_left_to_do(run: RunDirectory) -> bool:
+    """Whether a job that the cluster has started, perhaps again, has a run to drive.
+
+    Raises:
+        UsageError: another version trained it.
+    """
+    if has_ended(run):
+        return False
+    refuse_to_start_over(run)
+    return True
 
 
 def _remove_old(folders: Path) -> None:
@@ -91,6 +106,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("run", type=Path)
     parser.add_argument("--leave-cancelled", action="store_true")
     parser.add_argument("--judge-ended", action="store_true")
+    parser.add_argument("--job", default="", help="id of the cluster's job that this process is in")
     parser.add_argument("--share", default="", help="the name under which it accepts further runs")
     return parser.parse_args(arguments)
 

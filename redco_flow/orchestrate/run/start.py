@@ -1,4 +1,4 @@
-"""Start or resume a run in a detached process that outlives the caller.
+"""Start or resume a run in a detached process that outlives the caller, or in a cluster's job.
 
 `start_run` writes the run's directory completely before that process starts; `resume_run` and
 `retry_run` start it on an existing directory. Imports neither Prefect nor JAX.
@@ -23,12 +23,18 @@ from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.ingredients import CodeState, digested_directories
+from redco_flow.orchestrate.run.launcher import (
+    choose_launcher,
+    give_up_launcher_job,
+    launcher_status,
+    submit_launcher_job,
+)
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.sharing import offer, shared_name
 from redco_flow.orchestrate.run.state import LaunchRecord, note_takeover
 from redco_flow.records import open_no_link, write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -44,6 +50,8 @@ from redco_flow.tracking.workspace import Workspace
 _SECONDS_TO_START = 30.0
 _SECONDS_TO_CLOSE = 5.0
 _POLL_SECONDS = 0.02
+_SECONDS_TO_LOSE_LOCK = 150.0  # a file server, or link locks, need 90 s to give one back
+_SECONDS_BETWEEN_LOOKS_AT_LOCK = 0.5
 
 
 def start_run(
@@ -199,14 +207,39 @@ def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
             of_stage.section.check_installed()
 
 
-def resume_run(run: RunDirectory) -> None:
+def resume_run(run: RunDirectory, launcher: str = "") -> None:
     """Continue a run without an orchestrator: find its jobs again, and run what has not completed.
 
+    Args:
+        launcher: that it has from now on, as in a profile; "": the one that it had.
+
     Raises:
-        UsageError: it has an orchestrator, or all of it is done.
+        UsageError: it has an orchestrator, or a job that waits to be one and is to stay it; or all
+            of it is done.
     """
+    if _finds_no_holder(run):
+        job = launcher_status(run) if run.read_state()["state"] not in ENDED_RUN_STATES else None
+        if job is not None and not job.has_ended and launcher != LOCAL_LAUNCHER:
+            raise UsageError(
+                f"run {run.id} has a launcher: {job}. `redco-flow resume {run.id} --launcher "
+                f"{LOCAL_LAUNCHER}` cancels that job, and a process on this machine drives the run."
+            )
+        give_up_launcher_job(run)
+    if launcher:
+        choose_launcher(run, launcher)
     reopen_run(run)
     spawn(run)
+
+
+def _finds_no_holder(run: RunDirectory) -> bool:
+    """Whether no process drives the run; of a job that was lost with its node, await the lock."""
+    deadline = time.monotonic() + _SECONDS_TO_LOSE_LOCK
+    while (lease := find_holder(run)) is not None:
+        job = launcher_status(run) if lease.job else None
+        if job is None or not job.has_ended or time.monotonic() > deadline:
+            return False
+        time.sleep(_SECONDS_BETWEEN_LOOKS_AT_LOCK)
+    return True
 
 
 def reopen_run(run: RunDirectory) -> None:
@@ -227,11 +260,12 @@ def reopen_run(run: RunDirectory) -> None:
         _reopen(run)
 
 
-def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
+def retry_run(run: RunDirectory, *, only_failed: bool = False, launcher: str = "") -> None:
     """Give an ended run's failed, cancelled and early stopped stages new attempts.
 
     Args:
         only_failed: leave all others as they are.
+        launcher: as of `resume_run`.
 
     Raises:
         UsageError: the run has not ended, or has no such stage.
@@ -252,14 +286,17 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
                 f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
             )
         refuse_to_start_over(run)
+        if launcher:
+            choose_launcher(run, launcher)
         _reopen(run)
     spawn(run, leave_cancelled=only_failed)
 
 
 def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: bool = False) -> None:
-    """Have a process drive the run; return when it holds the lease.
+    """Have a process drive the run; return when it holds the lease, or its job is submitted.
 
     That is the process of another run, where one of the same environment is at work, or a new one.
+    It is a job where the run's profile has another launcher than this machine.
 
     Args:
         leave_cancelled, judges_ended: as of `RunSession`.
@@ -268,6 +305,11 @@ def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: boo
         RedcoFlowError: it ended at once; the message has its last words.
     """
     record = LaunchRecord.read(run)
+    options = ["--leave-cancelled"] * leave_cancelled + ["--judge-ended"] * judges_ended
+    words = ["redco_flow.orchestrate.run.orchestrator", str(run.path), *options]
+    if record.profile.get("launcher", LOCAL_LAUNCHER) != LOCAL_LAUNCHER:
+        submit_launcher_job(run, words, record)
+        return
     name = shared_name(record)
     try:
         if offer(run, name, {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}):
@@ -276,11 +318,10 @@ def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: boo
         if not _is_begun_by_another(run):
             raise
         return
-    options = ["--leave-cancelled"] * leave_cancelled + ["--judge-ended"] * judges_ended
     start_process(
         run,
         f"run {run.id}",
-        ["redco_flow.orchestrate.run.orchestrator", str(run.path), "--share", name, *options],
+        [*words, "--share", name],
         record,
         # A run of reused stages may be over before we look.
         is_over=lambda: run.read_state()["state"] in ENDED_RUN_STATES,

@@ -29,7 +29,7 @@ from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
 from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedPipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.spec.sweep_points import Point
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
@@ -102,6 +102,12 @@ def start_sweep(
     """
     for point in planned:
         check_run(point.pipeline, point.profile, point.plan)
+    if any(point.profile.launcher != LOCAL_LAUNCHER for point in planned):
+        raise UsageError(
+            f"a sweep is driven by a process on this machine, not by a job (launcher: "
+            f"{planned[0].profile.launcher}): add --launcher {LOCAL_LAUNCHER}. Where jobs can wait "
+            f"for each other, those of all points are queued at once, and that process may end."
+        )
     ahead = goes_ahead(planned, workspace, asked=ahead)
     sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
     code = CodeState.read(Path.cwd())

@@ -184,9 +184,9 @@ def wait_for_stage(run, stage, state="running", seconds=400.0):
 
 
 def kill_launcher(run):
-    """kill -9 of the process that drives the run, if it lives."""
+    """kill -9 of the process that drives the run, if it lives and is in no job of a cluster."""
     lease = find_holder(run)
-    if lease is not None:
+    if lease is not None and not lease.job:
         with suppress(ProcessLookupError):
             os.kill(lease.holder.pid, signal.SIGKILL)
         until(lambda: find_holder(run) is None)
