@@ -95,11 +95,35 @@ def e2e_data() -> Path:
 
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory):
-    """Processes that tests start compile equal programs once, whichever file and worker it is."""
+    """Equal programs are compiled once: in this process, in those that it starts, and in the other
+    workers of pytest.
+    """
+    settings = {
+        "jax_compilation_cache_dir": str(_shared_folder(tmp_path_factory) / "compiled"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
     with pytest.MonkeyPatch.context() as patch:
-        folder = _shared_folder(tmp_path_factory) / "compiled"
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+        for name, value in settings.items():
+            patch.setenv(name.upper(), str(value))
+        if "jax" not in sys.modules:  # which reads the variables when a test imports it
+            yield
+            return
+        before = _use_jax_settings(settings)
         yield
+        _use_jax_settings(before)
+
+
+def _use_jax_settings(settings):
+    """Apply settings of JAX's compilation cache; return the previous ones."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    return before
 
 
 def _shared_folder(tmp_path_factory):

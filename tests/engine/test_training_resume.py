@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
@@ -20,21 +19,8 @@ WIDTH, UNITS = 4, 16
 EVAL_SEED = 99
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_each_program_once(tmp_path_factory):
-    """Most tests here train the same thing twice; the second trainer loads what was compiled."""
-    options = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in options}
-    for name, value in options.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+# Most tests here train the same thing twice; the second trainer loads what was compiled.
+pytestmark = pytest.mark.usefixtures("compile_cache")
 
 
 def examples(count=21, seed=0):

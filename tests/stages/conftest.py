@@ -4,15 +4,13 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from redco_flow.runtime.context import InputArtifact, StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -119,32 +117,9 @@ class Bench:
         return next(one["start_step"] for one in self.records() if one["kind"] == "start")
 
 
-@pytest.fixture(scope="session")
-def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("compiled"))
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _compile_once(compiled_programs: str) -> Iterator[None]:
-    """Equal programs are compiled once: a resumed training has those of the interrupted one."""
-    settings = {
-        "jax_compilation_cache_dir": compiled_programs,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    _use_cache(settings)
-    with pytest.MonkeyPatch.context() as patch:  # of processes that tests start, too
-        for name, value in settings.items():
-            patch.setenv(name.upper(), str(value))
-        yield
-    _use_cache(before)
-
-
-def _use_cache(settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def _compile_once(compile_cache: None) -> None:
+    """A resumed training loads the programs of the interrupted one."""
 
 
 @pytest.fixture
