@@ -79,7 +79,9 @@ def _print(stage: str, notes: Sequence[str], examples: Sequence[Sequence[Any]]) 
         console.print(line)
 
 
-def find_fits(loaded: Loaded, target: str | None) -> dict[str, dict[str, Any]]:
+def find_fits(
+    loaded: Loaded, target: str | None, *, searches: bool = False
+) -> dict[str, dict[str, Any]]:
     """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
     Raises:
@@ -90,11 +92,16 @@ def find_fits(loaded: Loaded, target: str | None) -> dict[str, dict[str, Any]]:
     stages = trainings_of(loaded.pipeline, loaded.plan)
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
-    return _find_fits(stages, loaded, target)
+    return _find_fits(stages, loaded, target, searches=searches)
 
 
 def _find_fits(
-    stages: Sequence[ResolvedStage], loaded: Loaded, target: str | None, *, compiles: bool = True
+    stages: Sequence[ResolvedStage],
+    loaded: Loaded,
+    target: str | None,
+    *,
+    compiles: bool = True,
+    searches: bool = False,
 ) -> dict[str, dict[str, Any]]:
     from rich.console import Console
 
@@ -108,7 +115,7 @@ def _find_fits(
         def show(doing: str, seconds: float) -> None:
             status.update(f"{visible(doing)} … {seconds:.0f} s")
 
-        return dict(fits_of(stages, *of_plan, target, show))
+        return dict(fits_of(stages, *of_plan, target, show, searches=searches))
 
 
 def refuse_what_does_not_fit(loaded: Loaded, *, compiles: bool) -> None:
@@ -169,7 +176,9 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     print(f"step time {_step_time(fit)}")
     for note in fit["notes"]:
         print(f"note: {note}")
-    if not fit["fits"]:
+    if "candidates" in fit:
+        _print_candidates(fit["candidates"])
+    if fit["suggestions"] or not (fit["fits"] or fit.get("candidates")):
         _print_suggestions(fit)
 
 
@@ -229,6 +238,18 @@ def _print_suggestions(fit: dict[str, Any]) -> None:
         for one in fit["suggestions"]
     ]
     print(columns(rows, ["FITS WITH", "GiB", "STEP"]))
+
+
+def _print_candidates(candidates: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        [
+            " ".join(one["overrides"]) or "as it is",
+            "" if one["used_bytes"] is None else _gib(one["used_bytes"]),
+            _seconds(one["step_seconds"]) or one["refusal"] or "does not fit",
+        ]
+        for one in candidates
+    ]
+    print(columns(rows, ["FASTEST FIRST", "GiB", "STEP"]))
 
 
 def _gib(num_bytes: int) -> str:

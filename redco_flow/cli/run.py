@@ -88,6 +88,11 @@ def register(verbs: Verbs) -> None:
         metavar="DEVICES",
         help="with --fit: other devices than the profile's, such as h100x8 or v5p:2x2x2",
     )
+    plan.add_argument(
+        "--search",
+        action="store_true",
+        help="with --fit: also look for the mesh and remat with which a training is fastest",
+    )
     resume = verbs.add("resume", _resume)
     retry = verbs.add("retry", _retry)
     retry.add_argument(
@@ -118,14 +123,15 @@ def register(verbs: Verbs) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    if options.target and not options.fit:
-        raise UsageError("--target is for --fit: without it, nothing is compiled.")
+    for name in ("target", "search"):
+        if getattr(options, name) and not options.fit:
+            raise UsageError(f"--{name} is for --fit: without it, nothing is compiled.")
     loader = Loader(options, only_reads=True, is_for_other_devices=bool(options.target))
     loaded = loader.load()
     more: dict[str, Any] = {"identity": loaded.identity} if options.json else {}
     fits: dict[str, dict[str, Any]] = {}
     if options.fit and options.json:
-        fits = more["fit"] = find_fits(loaded, options.target)
+        fits = more["fit"] = find_fits(loaded, options.target, searches=options.search)
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
@@ -137,7 +143,7 @@ def _plan(options: argparse.Namespace) -> int:
     if options.show_examples:
         print_examples(loaded, options.show_examples)
     if options.fit and not options.json:
-        fits = find_fits(loaded, options.target)
+        fits = find_fits(loaded, options.target, searches=options.search)
         for stage, fit in fits.items():
             print_fit(stage, fit)
     return exit_code_of_fits(fits)

@@ -164,6 +164,21 @@ def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figu
     assert same["adding"] == [True]
 
 
+@compiles_for_gpus
+def test_the_search_compares_what_is_computed_again_and_the_fastest_is_first(command):
+    words = ("plan", "small.yaml", "--fit", "--target", "h100x1", "model.config.remat=full")
+    found = json.loads(command(*words, "--search", "--json", code=0).splitlines()[-1])
+
+    fit = found["fit"]["train"]
+    as_it_is = next(one for one in fit["candidates"] if not one["overrides"])
+    assert as_it_is["used_bytes"] == fit["used_bytes"]
+    assert as_it_is["step_seconds"] == fit["step_time"]["seconds"]
+    by_remat = {one["remat"]: one["used_bytes"] for one in fit["candidates"]}
+    assert by_remat["none"] > by_remat["minimal"] > by_remat["full"]
+    seconds = [one["step_seconds"] for one in fit["candidates"]]
+    assert seconds == sorted(seconds)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -127,6 +127,8 @@ def test_the_interval_is_what_kernels_attain_at_best_and_at_worst():
         ("replica_groups=mesh['data'=2,'model'=8] {'model'}", 16, 8, 8),
         ("replica_groups=mesh['data'=2,'model'=8] {'data'}", 16, 2, 1),
         ("replica_groups=mesh['all'=16] {'all':(1)4}", 16, 4, 2),
+        ("replica_groups=mesh['a'=8,'b'=2], device_ids=([2,8]T(1,0)) {'a'}", 16, 8, 8),
+        ("replica_groups=mesh['a'=8,'b'=2], device_ids=([2,8]T(1,0)) {'b'}", 16, 2, 1),
     ],
 )
 def test_an_all_reduce_takes_what_its_rings_send_over_the_slower_link(

@@ -36,7 +36,10 @@ _ATTENTION = re.compile(r"\b(flash_[a-z_]+?)(_causal)?\)*/pallas_call")
 _ATTENTION_PRODUCTS = {"flash_forward": 2, "flash_query_gradient": 3, "flash_key_gradients": 4}
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
 _MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
 _MESH_AXIS_USE = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 # Seconds of a collective, and of each of its ring's turns in a host and between hosts. Source:
@@ -259,11 +262,9 @@ def _groups(text: str, num_devices: int) -> list[list[int]]:
         moving = [[int(a), int(b)] for a, b in _PAIR.findall(pairs) if a != b]
         return moving or [[0]]
     if counted := _COUNTED_GROUPS.search(text):
-        order = np.arange(num_devices).reshape(_numbers(counted[3]))
-        order = order.transpose(_numbers(counted[4])) if counted[4] else order
-        return _rows(order, int(counted[2]))
+        return _rows(_order(num_devices, counted[3], counted[4]), int(counted[2]))
     if mesh := _MESH_GROUPS.search(text):
-        return _groups_of_mesh(mesh[1], mesh[2], num_devices)
+        return _groups_of_mesh(mesh[1], mesh[4], _order(num_devices, mesh[2], mesh[3]))
     listed = re.search(r"replica_groups=\{((?:\{[\d,]+\},?)*)\}", text)
     if listed is None:
         raise NotPredicted(f"the devices of a collective are not known: {text[:100]}")
@@ -271,7 +272,14 @@ def _groups(text: str, num_devices: int) -> list[list[int]]:
     return found or [list(range(num_devices))]
 
 
-def _groups_of_mesh(axes: str, used: str, num_devices: int) -> list[list[int]]:
+def _order(num_devices: int, shape: str | None, transposed: str | None) -> np.ndarray:
+    """Return partitions in the order of `[shape]T(transposed)`."""
+    order = np.arange(num_devices)
+    order = order.reshape(_numbers(shape)) if shape else order
+    return order.transpose(_numbers(transposed)) if transposed else order
+
+
+def _groups_of_mesh(axes: str, used: str, devices: np.ndarray) -> list[list[int]]:
     """Return the groups along axes of a mesh; an axis may be used in part: 'axis':(skipped)used."""
     parts = {
         name: (int(skipped), int(size))
@@ -285,7 +293,7 @@ def _groups_of_mesh(axes: str, used: str, num_devices: int) -> list[list[int]]:
         skipped, part = parts.get(name, (1, int(size)))
         places[name] = len(shape) + 1
         shape += [skipped, part, int(size) // skipped // part]
-    order = np.arange(num_devices).reshape(shape)
+    order = devices.reshape(shape)
     along = [places[name] for name in names]
     order = np.moveaxis(order, along, range(-len(along), 0))
     return _rows(order, math.prod(shape[place] for place in along))

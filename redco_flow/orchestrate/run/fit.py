@@ -88,6 +88,8 @@ def fits_of(
     sources: Sources,
     target: str | None,
     progress: Progress | None,
+    *,
+    searches: bool = False,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (stage, its figures with the target) of each stage.
 
@@ -100,6 +102,7 @@ def fits_of(
         sources: the code and data that the plan is of.
         target: the devices; None: those of the stage's profile.
         progress: None: nothing is compiled, and stages without an answer in the cache are left out.
+        searches: also for the fastest mesh.
     """
     for stage in stages:
         of_stage = pipeline.profile_of(stage.name, profile)
@@ -111,6 +114,7 @@ def fits_of(
             "config": stage.config.model_dump(mode="json"),
             "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
             "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
+            "searches": searches,
         }
         fit: dict[str, Any]
         try:

@@ -44,6 +44,7 @@ class Request:
         dataset: the directory of the published dataset, if there is one.
         inputs: names of the stage's inputs.
         share_of_gpu: of a GPU's memory, which the stage's process takes.
+        searches: also for the fastest mesh.
     """
 
     stage: str
@@ -54,6 +55,7 @@ class Request:
     dataset: str | None = None
     inputs: Sequence[str] = ()
     share_of_gpu: float = 1.0
+    searches: bool = False
 
 
 def main() -> None:
@@ -91,7 +93,8 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
         data = planned_data.of_settings(config, preprocessing, request.inputs)
     else:
         raise planned_data.CannotPlan("no stage makes the dataset")
-    return fitting.fit(request.stage, config, data, target, progress, request.share_of_gpu)
+    given = (request.stage, config, data, target, progress, request.share_of_gpu)
+    return fitting.fit(*given, searches=request.searches)
 
 
 def _limit() -> None:

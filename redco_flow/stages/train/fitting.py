@@ -17,13 +17,15 @@ from typing import Any
 import jax
 import yaml
 
+from redco_flow.engine.sharding.mesh import FSDP_AXIS, MODEL_AXIS
 from redco_flow.engine.step.program import Program, UnknownLoop
-from redco_flow.engine.step.step_time import NotPredicted, predict_step_time
+from redco_flow.engine.step.step_time import NotPredicted, StepTime, predict_step_time
 from redco_flow.engine.targets import Target
 from redco_flow.engine.training_plan import StepMemory, TrainingPlan, step_memory
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.disk_space import num_bytes
+from redco_flow.stages.train.mesh_search import Candidate, Trial, search_mesh
 from redco_flow.stages.train.plan import plan_training
 from redco_flow.stages.train.planned_data import PlannedData
 
@@ -32,7 +34,8 @@ Changes = Mapping[str, Any]
 
 _NUM_SUGGESTED = 3
 _MOST_COMPILES = {"cuda": 6, "tpu": 3}  # beyond the first; a TPU's takes a minute or more
-_MOST_CPU_SECONDS = 600.0  # when no more suggestions are looked for
+_MOST_CPU_SECONDS = 600.0  # when no more suggestions or meshes are looked for
+_REMATS = ("none", "minimal", "full")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ROOM = 0.95
 _LORA: Changes = {
@@ -116,6 +119,8 @@ def fit(
     target: Target,
     progress: Callable[[str], None],
     share_of_gpu: float,
+    *,
+    searches: bool = False,
 ) -> dict[str, Any]:
     """Return the figures of a training's step on a target, as JSON with units in the names.
 
@@ -123,6 +128,7 @@ def fit(
         stage: its name, for overrides.
         progress: hears what is being done.
         share_of_gpu: of a GPU's memory, which the stage's process takes.
+        searches: also for the mesh and the rematerialisation with the fastest step.
 
     Raises:
         EngineError, ValueError: settings that the model or the devices cannot follow.
@@ -161,9 +167,81 @@ def fit(
         "checkpoint_bytes": num_bytes(plan.storage.shapes),
         "num_steps": data.num_steps,
         "notes": list(data.notes),
-        "suggestions": [] if step.fits else _suggest(stage, compiler, step, progress),
     }
+    if searches:
+        found["candidates"] = _search(stage, compiler, step, progress)
+    if step.fits or any(one["step_seconds"] for one in found.get("candidates", ())):
+        found["suggestions"] = []
+    else:
+        found["suggestions"] = _suggest(stage, compiler, step, progress)
     return {**found, **_own_cost()}
+
+
+def _search(
+    stage: str, compiler: _Compiler, step: _Step, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return the meshes that were tried, as overrides, the fastest first.
+
+    Raises:
+        NotPredicted: the time of a step is not known.
+    """
+    config, model, target = compiler.config, compiler.data.recipe.model, compiler.target
+    of_host = target.topology[-1] if target.device.platform == "cuda" else target.num_devices
+    given = {
+        "num_model_shards": config.num_model_shards,
+        "fsdp": config.fsdp,
+        "remat": model.get("config", {}).get("remat"),
+    }
+    shape = step.plan.mesh.shape
+    known = {(shape[MODEL_AXIS], shape[FSDP_AXIS], given["remat"]): step}
+
+    def attempt(candidate: Candidate) -> Trial:
+        changes = {name: value for name, value in vars(candidate).items() if value is not None}
+        progress(f"trying {' '.join(_override(stage, *change) for change in changes.items())}")
+        tried = known.get(tuple(vars(candidate).values()))
+        if tried is None:
+            try:
+                plan = compiler.plan(changes)
+            except ValueError as error:
+                return Trial(candidate, refusal=" ".join(str(error).split()))
+            if plan.bytes_per_device > compiler.limit_bytes:
+                return Trial(candidate, plan.bytes_per_device)
+            tried = compiler.compile(plan)
+        if not tried.fits:
+            return Trial(candidate, tried.used_bytes)
+        return Trial(candidate, tried.used_bytes, _predicted(tried, target).seconds)
+
+    trials: list[Trial] = []
+    remats = _REMATS if _follows(compiler, {"remat": "full"}) else (None,)
+    num_devices = target.num_devices // config.num_context_shards
+    of_host = max(of_host // config.num_context_shards, 1)
+    for trial in search_mesh(num_devices, of_host, remats, attempt):
+        trials.append(trial)
+        if _cpu_seconds() > _MOST_CPU_SECONDS:
+            break
+    trials.sort(key=lambda trial: trial.seconds or math.inf)
+    return [
+        {
+            "overrides": [
+                _override(stage, name, value)
+                for name, value in vars(trial.candidate).items()
+                if value not in (None, given[name])
+            ],
+            **vars(trial.candidate),
+            "used_bytes": trial.used_bytes,
+            "step_seconds": trial.seconds,
+            "refusal": trial.refusal,
+        }
+        for trial in trials
+    ]
+
+
+def _follows(compiler: _Compiler, changes: Changes) -> bool:
+    try:
+        compiler.plan(changes)
+    except ValueError:
+        return False
+    return True
 
 
 def _suggest(
@@ -272,13 +350,17 @@ def _program_cost(program: Program | None) -> dict[str, Any]:
     return {"program_flops_per_device": flops, "kernel_runs_per_device": kernels}
 
 
+def _predicted(step: _Step, target: Target) -> StepTime:
+    if step.program is None:
+        raise NotPredicted("the compiled program cannot be read")
+    hosts = [device.process_index for device in step.plan.mesh.devices.flat]
+    return predict_step_time(step.program, target.device, hosts)
+
+
 def _duration(step: _Step, data: PlannedData, target: Target) -> dict[str, Any]:
     """Return how long a step takes, and what follows from it; or why that is not known."""
-    if step.program is None:
-        return {"step_time": None, "step_time_unknown": "the compiled program cannot be read"}
-    hosts = [device.process_index for device in step.plan.mesh.devices.flat]
     try:
-        time = predict_step_time(step.program, target.device, hosts)
+        time = _predicted(step, target)
     except NotPredicted as error:
         return {"step_time": None, "step_time_unknown": str(error)}
     labels: tuple[int, ...] = getattr(data.widest_batch.get("labels"), "shape", ())
