@@ -106,12 +106,18 @@ def compile_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name.upper(), str(value))
-        if "jax" not in sys.modules:  # which reads the variables when a test imports it
-            yield
-            return
-        before = _use_jax_settings(settings)
+        # JAX reads the variables when it is imported, perhaps by one of the module's tests.
+        before = _use_jax_settings(settings) if "jax" in sys.modules else _OF_JAX
         yield
+    if "jax" in sys.modules:
         _use_jax_settings(before)
+
+
+_OF_JAX = {
+    "jax_compilation_cache_dir": None,
+    "jax_persistent_cache_min_compile_time_secs": 1.0,
+    "jax_persistent_cache_min_entry_size_bytes": 0,
+}
 
 
 def _use_jax_settings(settings):

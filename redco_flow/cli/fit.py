@@ -103,13 +103,14 @@ def _find_fits(
     compiles: bool = True,
     searches: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    from rich.console import Console
-
     from redco_flow.orchestrate.run.fit import fits_of
 
     of_plan = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, loaded.sources)
     if not compiles:
         return dict(fits_of(stages, *of_plan, target, None))
+
+    from rich.console import Console
+
     with Console(file=plain(sys.stderr)).status("planning") as status:
 
         def show(doing: str, seconds: float) -> None:
@@ -126,17 +127,18 @@ def refuse_what_does_not_fit(loaded: Loaded, *, compiles: bool) -> None:
 
     Raises:
         DoesNotFit: every such training, and the overrides with which it fits.
-        UsageError: of one that is to be compiled it cannot be said.
+        UsageError: whether one that is to be compiled fits is not known.
     """
     from redco_flow.orchestrate.run.fit import trainings_of
 
     stages = trainings_of(loaded.pipeline, loaded.plan, to_run=True)
     fits = _find_fits(stages, loaded, None, compiles=compiles)
-    if errors := [fit["error"] for fit in fits.values() if "error" in fit]:
-        raise UsageError("\n".join(errors))
-    found = [_refusal(stage, fit) for stage, fit in fits.items() if not fit["fits"]]
+    errors = [fit["error"] for fit in fits.values() if "error" in fit]
+    found = [_refusal(name, fit) for name, fit in fits.items() if not fit.get("fits", True)]
     if found:
-        raise DoesNotFit("\n".join([*found, "`run --no-fit` submits it as it is."]))
+        raise DoesNotFit("\n".join([*errors, *found, "`run --no-fit` submits it in any case."]))
+    if errors:
+        raise UsageError("\n".join(errors))
 
 
 def _refusal(stage: str, fit: dict[str, Any]) -> str:
@@ -147,7 +149,11 @@ def _refusal(stage: str, fit: dict[str, Any]) -> str:
         for one in fit["suggestions"]
     )
     fitting = f" It fits with:{ways}" if ways else ""
-    return f"stage '{stage}' does not fit {devices}: {used} of {limit} GiB a device.{fitting}"
+    assumed = "".join(f"\n  note: {note}" for note in fit["notes"])
+    return (
+        f"stage '{stage}' does not fit {devices}, by `plan --fit`: {used} of {limit} GiB a device."
+        f"{fitting}{assumed}"
+    )
 
 
 def exit_code_of_fits(fits: dict[str, dict[str, Any]]) -> int:
@@ -178,7 +184,7 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
         print(f"note: {note}")
     if "candidates" in fit:
         _print_candidates(fit["candidates"])
-    if fit["suggestions"] or not (fit["fits"] or fit.get("candidates")):
+    elif not fit["fits"]:
         _print_suggestions(fit)
 
 

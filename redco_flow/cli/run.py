@@ -195,7 +195,7 @@ def _run(options: argparse.Namespace) -> int:
             name = f"--{option.replace('_', '-')}"
             raise UsageError(f"{name} is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
     if options.fit and options.dry_run:
-        raise UsageError("--fit refuses to start what does not fit: without a start, `plan --fit`.")
+        raise UsageError("--fit checks before a run is started; with --dry-run use `plan --fit`.")
     loaded = loader.load()
     if options.dry_run:
         _print_plan(loaded, loader.replaced, as_json=options.json)
@@ -206,7 +206,8 @@ def _run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps({"run": None, "identity": identity}))
         return 0
-    if options.fit is not False:
+    is_there = bool(options.run_id) and (loaded.workspace.runs / options.run_id).exists()
+    if options.fit is not False and not is_there:
         refuse_what_does_not_fit(loaded, compiles=bool(options.fit))
     run = start_run(
         loaded.pipeline,

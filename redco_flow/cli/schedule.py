@@ -28,7 +28,6 @@ from redco_flow.orchestrate.recurring.serving_record import (
     note_workspace,
     refuse_if_served_elsewhere,
 )
-from redco_flow.spec.profile import LOCAL_LAUNCHER
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import (
     Firing,
@@ -166,6 +165,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
         ConfigError: there is no time, two of them, or one that cannot be read.
     """
     from redco_flow.spec.find import find_file
+    from redco_flow.spec.profile import LOCAL_LAUNCHER
     from redco_flow.spec.schedule import checked_rule
     from redco_flow.spec.yaml import parse_file
 

@@ -47,8 +47,8 @@ def prepare(on_terminate: Callable[[], None]) -> None:
     Args:
         on_terminate: called in the main thread, between any two instructions; it may raise.
     """
-    # Imports and traces create objects that live on: with Python's default of 700, a tenth of the
-    # CPU time of a short stage goes into searching them for garbage.
+    # Imports and traces create objects that live on: with Python's default (700, or 2,000) a tenth
+    # of the CPU time of a short stage goes into searching them for garbage.
     gc.set_threshold(50_000)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

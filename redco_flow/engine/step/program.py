@@ -35,6 +35,10 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _CONSTANT = re.compile(r"s32\[\]\S* constant\((\d+)\)")
 _CONTRACTED = re.compile(r'\blhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_PRECISION = re.compile(
+    r"""\b(?:operand_precision(?:=\{|":\[")(?=highest)|algorithm(?:=|":")(?=dot_|ALG_DOT))(\w+)""",
+    re.I,
+)
 _OTHER_SPACE = re.compile(r"S\([1-9]\d*\)")
 _CUBLAS = ("__cublas$gemm", "__cublas$lt$matmul")
 
@@ -201,15 +205,15 @@ class Program:
         """Return the operations of an instruction's products, its fusion's too, by dtype.
 
         The dtype is the operands'; with `highest`, float32 is computed as such (on GPUs not TF32).
+        An algorithm that is prescribed is named after it.
         """
         found: Counter[str] = Counter()
         for inside, each in self.within(computation, one):
             if flops := _flops(inside, each):
                 operands = (inside.instructions[name].result for name in each.operands[:2])
                 dtype = max((_ARRAY.findall(shape)[0][0] for shape in operands), key=_bits)
-                found[f"{dtype} highest" if re.search("highest", each.text, re.I) else dtype] += (
-                    flops
-                )
+                kind = _PRECISION.search(each.text)
+                found[f"{dtype} {kind[1].lower()}" if kind else dtype] += flops
         return dict(found)
 
     def bytes_moved(self, computation: Computation, one: Instruction) -> int:
@@ -313,7 +317,8 @@ class Program:
     def _inlined(self, fused: Computation) -> Computation:
         """Return a fusion that only calls another one as that one."""
         inner = [one for one in fused.instructions.values() if one.operation != "parameter"]
-        is_call = len(inner) == 1 and inner[0].operation == "fusion"
+        given = tuple(one.name for one in fused.parameters())
+        is_call = len(inner) == 1 and inner[0].operation == "fusion" and inner[0].operands == given
         return self._fused(inner[0]) if is_call else fused
 
 

@@ -110,6 +110,8 @@ def predict_step_time(program: Program, device: Device, hosts: Sequence[int]) ->
             _Timer(program, device, hosts, attained).seconds_of(program.entry)
             for attained in (USUAL, BEST, WORST)
         )
+    except NotPredicted:
+        raise
     except (LookupError, ValueError) as error:
         raise NotPredicted(f"the program's text is not as expected: {error!r}") from error
     seconds, least, most = (sum(spent.values()) for spent in (usual, best, worst))
@@ -176,10 +178,11 @@ class _Timer:
         """Raise NotPredicted of what is neither bytes nor products."""
         for _, each in self.program.within(computation, one):
             is_known = each.target in (_TRITON, *_MOVING_CALLS) or each.is_product
-            if each.operation in _NOT_COUNTED and not is_known:
+            kind, _ = _kind_and_phase(each.operation)
+            if kind in _NOT_COUNTED and not is_known:
                 what = f"custom call {each.target}" if each.target else each.operation
                 raise NotPredicted(f"the {what} is not known")
-            if _kind_and_phase(each.operation)[0] in _COLLECTIVES:
+            if kind in _COLLECTIVES:
                 raise NotPredicted(f"the {each.operation} in {one.name} is part of a kernel")
         if "S(5)" in one.result:
             raise NotPredicted("the speed of copies to the host's memory is not known")
@@ -195,12 +198,14 @@ class _Timer:
         return known
 
     def _sending(self, kind: str, computation: Computation, one: Instruction) -> float:
-        """Return the seconds that a collective's slower link needs, by NCCL's rings."""
+        """Return the seconds that a collective's slower link needs, by NCCL's rings.
+
+        In an all-to-all each device sends its parts itself.
+        """
         groups = _groups(one.text, len(self.hosts))
         size = max(map(len, groups))
         if size == 1:
             return 0.0
-        # Of the group's members in one host each sends a part of what goes to others.
         in_hosts = [Counter(self.hosts[number] for number in group) for group in groups]
         is_across = any(len(each) > 1 for each in in_hosts)
         members = min(min(each.values()) for each in in_hosts)
@@ -208,10 +213,14 @@ class _Timer:
         num_bytes = sum(map(array_bytes, operands))
         turns = {"all-reduce": 2 * (size - 1), "collective-permute": 1}.get(kind, size - 1)
         each_turn = num_bytes if kind in ("all-gather", "collective-permute") else num_bytes / size
+        # Of a ring's members in one host each sends a part of what goes to other hosts.
+        of_host, of_network = 1.0, 1 / members
+        if kind == "all-to-all":
+            of_host, of_network = (members - 1) / (size - 1), (size - members) / (size - 1)
         seconds = 0.0
         for link, is_used, share in (
-            ("host", members > 1 or not is_across, 1.0),
-            ("network", is_across, 1 / members),
+            ("host", members > 1 or not is_across, of_host),
+            ("network", is_across, of_network),
         ):
             if is_used:
                 gb_s = self._gb_s(link)

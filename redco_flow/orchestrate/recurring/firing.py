@@ -173,7 +173,7 @@ class Firer:
         try:
             # Serving is a process of this machine anyway, which looks at the run's own process.
             options = ("--launcher", LOCAL_LAUNCHER, "--detach", "--json", "--run-id", run)
-            options += ("--if-new", *since)
+            options += ("--if-new", "--no-fit", *since)
             started = self._ask("run", *self._terms.words, *options)
         except CannotFire:
             if not firing.has_started_run:

@@ -45,9 +45,9 @@ _DATASET = "dataset"
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", *SHARE_VARIABLES)
 
 _PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "TPU_")
-_COMPILERS = (
+_PACKAGES = (
     "jax", "jaxlib", "flax", "optax", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt",
-    "nvidia-cuda-nvcc", "nvidia-nvvm",
+    "nvidia-cuda-nvcc", "nvidia-nvvm", "numpy", "transformers", "tokenizers",
 )  # fmt: skip
 
 Progress = Callable[[str, float], None]
@@ -114,18 +114,17 @@ def fits_of(
             "config": stage.config.model_dump(mode="json"),
             "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
             "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
-            "searches": searches,
         }
         fit: dict[str, Any]
         try:
             request |= _devices(stage, of_stage, target)
             request |= _data(pipeline, workspace, plan, stage)
             path = _cached_path(pipeline, workspace, sources, stage, request, variables)
-            known = _read_cached(path)
+            known = _read_cached(path, with_candidates=searches)
             if known is None and progress is None:
                 continue
             if known is None and progress is not None:
-                known = _ask(stage, request, variables, progress)
+                known = _ask(stage, {**request, "searches": searches}, variables, progress)
                 _keep(workspace, path, known)
             fit = {"target": request["target"], **(known or {})}
         except (CannotFit, UsageError) as error:
@@ -155,7 +154,7 @@ def _cached_path(
         "ingredients": [stage_ingredients(one, {}, workspace, sources) for one in read],
         "planner": module_digests([module]),
         "variables": {k: v for k, v in environment.items() if k.startswith(_PREFIXES)},
-        "versions": {name: _version(name) for name in _COMPILERS},
+        "versions": {name: _version(name) for name in _PACKAGES} | {"python": sys.version},
     }
     return workspace.cache / "fits" / f"{digest_json(asked)}.json"
 
@@ -167,10 +166,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _read_cached(path: Path) -> dict[str, Any] | None:
+def _read_cached(path: Path, *, with_candidates: bool) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
         found = read_json_if_present(path)
-        return found if isinstance(found, dict) and "fits" in found else None
+        if isinstance(found, dict) and "fits" in found:
+            candidates = found.pop("candidates", None)
+            if not with_candidates:
+                return found
+            return None if candidates is None else {**found, "candidates": candidates}
     return None
 
 
@@ -197,7 +200,8 @@ def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict
     if not gpus or not kind:
         raise UsageError(
             f"stage '{stage.name}': profile '{profile.name}' does not say which devices it runs "
-            f"on (a number of GPUs and their type): give --target, {_EXAMPLES}."
+            f"on: set their number, and `gpu_type` in the profile, or give `plan --fit` a "
+            f"--target, {_EXAMPLES}."
         )
     return {"target": f"{kind}x{gpus * stage.resources.num_hosts}", "gpus_per_host": gpus}
 

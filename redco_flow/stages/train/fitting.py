@@ -36,6 +36,7 @@ _NUM_SUGGESTED = 3
 _MOST_COMPILES = {"cuda": 6, "tpu": 3}  # beyond the first; a TPU's takes a minute or more
 _MOST_CPU_SECONDS = 600.0  # when no more suggestions or meshes are looked for
 _REMATS = ("none", "minimal", "full")
+_MOST_OF_REASON = 200
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ROOM = 0.95
 _LORA: Changes = {
@@ -133,6 +134,8 @@ def fit(
     Raises:
         EngineError, ValueError: settings that the model or the devices cannot follow.
     """
+    if searches and target.device.platform != "cuda":
+        raise NotPredicted("--search needs step times, which are predicted for GPUs alone.")
     devices = target.find_devices()
     compiler = _Compiler(config, data, target, devices, target.device.limit_bytes(share_of_gpu))
     progress(f"compiling the train step for {len(devices)} x {target.device.kind}")
@@ -169,71 +172,77 @@ def fit(
         "notes": list(data.notes),
     }
     if searches:
-        found["candidates"] = _search(stage, compiler, step, progress)
-    if step.fits or any(one["step_seconds"] for one in found.get("candidates", ())):
-        found["suggestions"] = []
-    else:
-        found["suggestions"] = _suggest(stage, compiler, step, progress)
+        found["candidates"], is_complete = _search(stage, compiler, step, progress)
+        if not is_complete:
+            ended = f"the search ended after {_MOST_CPU_SECONDS:.0f} s of CPU time"
+            found["notes"].append(ended)
+    found["suggestions"] = []
+    if not step.fits:
+        fitting = [one for one in found.get("candidates", ()) if one["step_seconds"]]
+        found["suggestions"] = fitting[:_NUM_SUGGESTED] or _suggest(stage, compiler, step, progress)
     return {**found, **_own_cost()}
 
 
 def _search(
     stage: str, compiler: _Compiler, step: _Step, progress: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Return the meshes that were tried, as overrides, the fastest first.
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return what was compiled, as overrides, the fastest first; and whether all was tried.
 
-    Raises:
-        NotPredicted: the time of a step is not known.
+    Args:
+        step: of the settings as they are, which is one of them.
     """
-    config, model, target = compiler.config, compiler.data.recipe.model, compiler.target
-    of_host = target.topology[-1] if target.device.platform == "cuda" else target.num_devices
-    given = {
-        "num_model_shards": config.num_model_shards,
-        "fsdp": config.fsdp,
-        "remat": model.get("config", {}).get("remat"),
-    }
-    shape = step.plan.mesh.shape
-    known = {(shape[MODEL_AXIS], shape[FSDP_AXIS], given["remat"]): step}
+    config, target, plan = compiler.config, compiler.target, step.plan
+    remats = _REMATS if _follows(compiler, {"remat": "full"}) else (None,)
+    remat = compiler.data.recipe.model.get("config", {}).get("remat") or remats[0]
+    given = {"num_model_shards": config.num_model_shards, "fsdp": config.fsdp, "remat": remat}
+    as_it_is = Candidate(plan.mesh.shape[MODEL_AXIS], plan.mesh.shape[FSDP_AXIS], plan.remat)
 
     def attempt(candidate: Candidate) -> Trial:
         changes = {name: value for name, value in vars(candidate).items() if value is not None}
+        if changes == {name: given[name] for name in changes}:
+            return _trial(candidate, step, target)
         progress(f"trying {' '.join(_override(stage, *change) for change in changes.items())}")
-        tried = known.get(tuple(vars(candidate).values()))
-        if tried is None:
-            try:
-                plan = compiler.plan(changes)
-            except ValueError as error:
-                return Trial(candidate, refusal=" ".join(str(error).split()))
+        try:
+            plan = compiler.plan(changes)
             if plan.bytes_per_device > compiler.limit_bytes:
-                return Trial(candidate, plan.bytes_per_device)
-            tried = compiler.compile(plan)
-        if not tried.fits:
-            return Trial(candidate, tried.used_bytes)
-        return Trial(candidate, tried.used_bytes, _predicted(tried, target).seconds)
+                gib = f"{plan.bytes_per_device / 2**30:.1f} GiB"
+                return Trial(candidate, refusal=f"parameters, gradients and optimizer alone: {gib}")
+            return _trial(candidate, compiler.compile(plan), target)
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            return Trial(candidate, refusal=" ".join(str(error).split())[:_MOST_OF_REASON])
 
-    trials: list[Trial] = []
-    remats = _REMATS if _follows(compiler, {"remat": "full"}) else (None,)
+    rows = [_candidate_row([], _trial(as_it_is, step, target))]
     num_devices = target.num_devices // config.num_context_shards
-    of_host = max(of_host // config.num_context_shards, 1)
+    of_host = max(target.topology[-1] // config.num_context_shards, 1)
+    is_complete = True
     for trial in search_mesh(num_devices, of_host, remats, attempt):
-        trials.append(trial)
+        changes = {name: value for name, value in vars(trial.candidate).items() if value}
+        differing = [(name, value) for name, value in changes.items() if value != given[name]]
+        if differing:
+            rows.append(_candidate_row([_override(stage, *each) for each in differing], trial))
         if _cpu_seconds() > _MOST_CPU_SECONDS:
+            is_complete = False
             break
-    trials.sort(key=lambda trial: trial.seconds or math.inf)
-    return [
-        {
-            "overrides": [
-                _override(stage, name, value)
-                for name, value in vars(trial.candidate).items()
-                if value not in (None, given[name])
-            ],
-            **vars(trial.candidate),
-            "used_bytes": trial.used_bytes,
-            "step_seconds": trial.seconds,
-            "refusal": trial.refusal,
-        }
-        for trial in trials
-    ]
+    return sorted(rows, key=lambda row: row["step_seconds"] or math.inf), is_complete
+
+
+def _trial(candidate: Candidate, step: _Step, target: Target) -> Trial:
+    if not step.fits:
+        return Trial(candidate, step.used_bytes)
+    try:
+        return Trial(candidate, step.used_bytes, _predicted(step, target).seconds)
+    except NotPredicted as error:
+        return Trial(candidate, step.used_bytes, refusal=f"step time not known: {error}")
+
+
+def _candidate_row(overrides: list[str], trial: Trial) -> dict[str, Any]:
+    return {
+        "overrides": overrides,
+        **vars(trial.candidate),
+        "used_bytes": trial.used_bytes,
+        "step_seconds": trial.seconds,
+        "refusal": trial.refusal,
+    }
 
 
 def _follows(compiler: _Compiler, changes: Changes) -> bool:

@@ -34,7 +34,7 @@ class Trial:
     Args:
         used_bytes: of a device's memory; None where it was not compiled.
         seconds: of a step; None where it does not fit.
-        refusal: why it cannot be compiled.
+        refusal: why it is not compiled, or its time not known.
     """
 
     candidate: Candidate
@@ -76,22 +76,23 @@ def _descend(
     for model in _divisors(num_devices):
         if model > most_model_shards:
             return
-        with_these = math.inf
+        of_model: list[float] = []
         for fsdp in reversed(_divisors(num_devices // model)):
-            seconds = math.inf
+            seconds: list[float] = []
             for remat in remats:
                 trial = attempt(Candidate(model, fsdp, remat))
                 yield trial
+                if not trial.refusal:
+                    seconds.append(math.inf if trial.seconds is None else trial.seconds)
                 if trial.seconds is not None:
-                    seconds = trial.seconds
-                if trial.seconds is not None or trial.refusal:
                     break
-            if seconds >= with_these:  # fewer fsdp shards send less and need more memory
+            is_faster = min(seconds, default=0.0) < min(of_model, default=math.inf)
+            of_model += seconds[-1:]
+            if not is_faster:  # fewer fsdp shards send less and need more memory
                 break
-            with_these = seconds
-        if fastest < math.inf and with_these >= fastest:
+        if of_model and fastest < math.inf and min(of_model) >= fastest:
             return
-        fastest = min(fastest, with_these)
+        fastest = min([fastest, *of_model])
 
 
 def _divisors(number: int) -> list[int]:
