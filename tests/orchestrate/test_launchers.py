@@ -6,9 +6,10 @@ import sys
 import pytest
 from orchestrate_runs import TWO_STAGES, events, kill_launcher, wait_for_end, wait_for_stage
 
-from redco_flow.errors import UsageError
+from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.tracking.deletions import forget_deletion, new_deletion, write_deletion
 from redco_flow.tracking.locks import acquire, find_holder
 
 pytestmark = pytest.mark.slow
@@ -40,6 +41,21 @@ def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, ga
     assert second.returncode == 2
     gate.touch()
     assert wait_for_end(run)["state"] == "completed"
+
+
+def test_a_job_that_starts_late_leaves_a_deleted_run_and_reports_a_damaged_one(runs, capfd):
+    run = runs.write(TWO_STAGES)
+    program = [sys.executable, "-m", "redco_flow.orchestrate.run.orchestrator", str(run.path)]
+    write_deletion(run.path, new_deletion("redco-flow rm"))
+    codes = [subprocess.run([*program, "--job", "7"], check=False).returncode]
+    forget_deletion(run)
+    run.state_path.write_text("{")
+    codes.append(subprocess.run([*program, "--job", "7"], check=False).returncode)
+    run.state_path.unlink()
+
+    assert codes == [0, DamagedRecord.exit_code]
+    assert f"{run.state_path}" in capfd.readouterr().err
+    assert not (run.path / "stages").exists()
 
 
 def test_a_lease_whose_holders_pid_was_reused_is_taken_over(runs):

@@ -75,7 +75,7 @@ def start_run(
         run_id: which id it gets; empty: one is drawn.
 
     Returns:
-        The run, driven by a process that holds its lease.
+        The run. A process drives it and holds its lease, or a job that is to do so is submitted.
 
     Raises:
         UsageError: a stage asks for more hosts than its kind can use, the run cannot be one
@@ -292,27 +292,27 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False, launcher: str = "
     spawn(run, leave_cancelled=only_failed)
 
 
-def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: bool = False) -> None:
+def spawn(run: RunDirectory, *, leave_cancelled: bool = False) -> None:
     """Have a process drive the run; return when it holds the lease, or its job is submitted.
 
     That is the process of another run, where one of the same environment is at work, or a new one.
     It is a job where the run's profile has another launcher than this machine.
 
     Args:
-        leave_cancelled, judges_ended: as of `RunSession`.
+        leave_cancelled: as of `RunSession`.
 
     Raises:
         RedcoFlowError: it ended at once; the message has its last words.
     """
     record = LaunchRecord.read(run)
-    options = ["--leave-cancelled"] * leave_cancelled + ["--judge-ended"] * judges_ended
+    options = ["--leave-cancelled"] * leave_cancelled
     words = ["redco_flow.orchestrate.run.orchestrator", str(run.path), *options]
-    if record.profile.get("launcher", LOCAL_LAUNCHER) != LOCAL_LAUNCHER:
+    if record.launcher != LOCAL_LAUNCHER:
         submit_launcher_job(run, words, record)
         return
     name = shared_name(record)
     try:
-        if offer(run, name, {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}):
+        if offer(run, name, {"leave_cancelled": leave_cancelled}):
             return
     except RedcoFlowError:
         if not _is_begun_by_another(run):
