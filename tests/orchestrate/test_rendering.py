@@ -4,6 +4,7 @@ import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
+from redco_flow.orchestrate.run.launcher import choose_launcher
 from redco_flow.orchestrate.run.rendering import rendered_submissions
 from redco_flow.spec.profile import profile_model
 
@@ -113,6 +114,14 @@ def test_ahead_is_refused_where_a_stage_runs_where_there_is_no_queue(runs):
 
     with pytest.raises(UsageError, match=r"'local'.*cannot have jobs wait.*leave --ahead out"):
         runs.write(here, ahead=True)
+
+
+def test_a_job_cannot_become_the_launcher_of_a_run_with_a_stage_of_this_machine(runs):
+    runs.profile["executor"] = "slurm"
+    here = TWO_STAGES.replace("numbers}", "numbers, runs_on: {executor: local}}")
+
+    with pytest.raises(UsageError, match=r"--launcher slurm: stage 'preprocess': .*executor local"):
+        choose_launcher(runs.write(here), "slurm")
 
 
 def test_a_stage_is_not_forced_ahead(runs):

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from redco_flow.errors import RedcoFlowError, StageFailed, UsageError
 from redco_flow.orchestrate.run.state import LaunchRecord
-from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
+from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile, stage_launcher_problem
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record
 
@@ -47,9 +47,12 @@ def choose_launcher(run: RunDirectory, launcher: str) -> None:
     """Change which launcher the run has from now on, in its record.
 
     Raises:
-        UsageError: the run's profile cannot have this one.
+        UsageError: the run's profile, or a stage's, cannot have this one.
     """
     record = LaunchRecord.read(run)
+    for stage, own in record.stage_profiles.items():
+        if problem := stage_launcher_problem(launcher, own["executor"]):
+            raise UsageError(f"--launcher {launcher}: stage '{stage}': {problem}.")
     profile = {**record.profile, "launcher": launcher}
     try:
         Profile.from_record(profile)
