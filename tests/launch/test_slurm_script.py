@@ -215,6 +215,15 @@ def test_the_number_of_nodes_can_be_left_out_where_a_stage_is_one_process():
     assert "#SBATCH --nodes=2\n" in render(replace(one, resources=RESOURCES))
 
 
+def test_options_of_the_stages_jobs_are_not_of_the_job_that_drives_the_run():
+    own = {"partition": "workflow", "options": ["--comment=launcher"]}
+    section, _ = Config(**SETTINGS, launcher=own).for_launcher()
+
+    assert (section.partition, section.account) == ("workflow", "nlp")
+    assert section.options == ["--comment=launcher"]
+    assert Config(**SETTINGS).for_launcher()[0].options == []
+
+
 def test_short_options_are_checked_as_their_long_forms():
     options = ["-A nlp", "-pgpu", '-C "a100&nvlink"', "-H"]
 

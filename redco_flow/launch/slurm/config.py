@@ -88,10 +88,10 @@ class LauncherConfig(StrictModel):
     """The small job that drives a run where the profile has `launcher: slurm`.
 
     Args:
-        partition, account, qos, constraint, reservation, options, walltime_minutes: None takes
-            the value of the section that this is in. At the end of its time the job is queued
-            again.
+        partition, account, qos, constraint, reservation, walltime_minutes: None takes the value
+            of the section that this is in. At the end of its time the job is queued again.
         memory_gib: of its one process.
+        options: as of the section that this is in, whose own options are of the stages' jobs alone.
     """
 
     partition: SlurmName | None = None
@@ -99,9 +99,9 @@ class LauncherConfig(StrictModel):
     qos: SlurmName | None = None
     reservation: SlurmName | None = None
     constraint: Line | None = None
-    options: list[SbatchOption] | None = None
     walltime_minutes: PositiveInt | None = None
     memory_gib: PositiveFloat = 2.0
+    options: list[SbatchOption] = Field(default_factory=list)
 
 
 class Config(ExecutorConfig):
