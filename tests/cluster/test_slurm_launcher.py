@@ -35,12 +35,21 @@ def wait_for_driver(run, after=None):
     return until(found)
 
 
+@pytest.fixture
+def configured_by_nodes(driven_by_jobs, slurm, tmp_path):
+    """A site whose jobs get a SLURM_CONF of their node; return the name that the login node has."""
+    (tmp_path / "conf-cache").symlink_to(slurm.directory)
+    setup = [f"export SLURM_CONF={tmp_path}/conf-cache/slurm.conf"]
+    driven_by_jobs.profile["slurm"] = {"setup": setup}
+    return slurm.environment["SLURM_CONF"]
+
+
 def wait_for_end(run):
     return until(lambda: (state := run.read_state())["state"] in ENDED and state)
 
 
 def test_a_job_that_is_requeued_warned_or_killed_drives_its_run_again_and_no_stage_runs_twice(
-    driven_by_jobs, slurm, held, gate, executions
+    driven_by_jobs, configured_by_nodes, slurm, held, gate, executions
 ):
     """Fault 64: each start of the job waits for the one before, and finds the stages' jobs."""
     run = driven_by_jobs.start(TWO_STAGES, held)
@@ -65,6 +74,7 @@ def test_a_job_that_is_requeued_warned_or_killed_drives_its_run_again_and_no_sta
     assert job_of(run) == job
     assert count_lines(executions) == 2
     assert all(len(run.attempts(name)) == 1 for name in state["stages"])
+    assert run.attempt("train", 1).read_job()["cluster"] == configured_by_nodes
     slurm.wait_for("the job has ended", lambda: not slurm.jobs())
 
 

@@ -44,7 +44,7 @@ from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import utc_now
 
 SCRIPT = "job.sh"
-_OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_")
+_OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_", queue.SUBMITTERS_CLUSTER)
 
 
 class SlurmExecutor(ChainingExecutor):
@@ -109,7 +109,11 @@ class SlurmExecutor(ChainingExecutor):
             settings=section,
             stall_seconds=self.parameters["stall_seconds"],
             grace_seconds=self.parameters["grace_seconds"],
-            variables={**self._variables, **launch.variables},
+            variables={
+                **self._variables,
+                **launch.variables,
+                queue.SUBMITTERS_CLUSTER: self._cluster,
+            },
         )
         environment = dict(_without_outer_job(self._environment))
         return launcher.submit(submission, words, launch.record_path, launch.log, environment)
@@ -302,7 +306,7 @@ class SlurmExecutor(ChainingExecutor):
 
     @property
     def _cluster(self) -> str:
-        return self._environment.get("SLURM_CONF", "")
+        return queue.cluster_of(self._environment)
 
     def _job_environment(self, attempt: AttemptDirectory) -> dict[str, str]:
         return dict(_without_outer_job(job_environment(self._environment, attempt)))
@@ -388,7 +392,7 @@ def _write_tasks(attempt: AttemptDirectory, call: Call) -> None:
 
 
 def _without_outer_job(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The environment without what an interactive job, in which the launcher may run, has set."""
+    """The environment without what the job that the launcher may run in has set."""
     for name, value in environment.items():
         if name == "SLURM_CONF" or not name.startswith(_OF_AN_OUTER_JOB):
             yield name, value

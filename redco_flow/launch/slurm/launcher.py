@@ -119,7 +119,7 @@ def submit(
     """
     folder = submission.attempt
     (folder / JOB_LOG).parent.mkdir(parents=True)
-    cluster = environment.get("SLURM_CONF", "")
+    cluster = queue.cluster_of(environment)
     record = {
         "job_id": "",
         "job_name": submission.job_name,
