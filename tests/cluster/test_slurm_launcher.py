@@ -10,6 +10,7 @@ from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.locks import find_holder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -91,7 +92,10 @@ def test_a_launcher_that_waits_in_the_queue_is_left_for_a_process_of_this_machin
         resume_run(run, "local")
         slurm.wait_for("the job has left the queue", lambda: job not in slurm.jobs())
         holder = find_holder(run)
+        with pytest.raises(UsageError, match="is driven by process"):
+            resume_run(run, "slurm")
 
+    assert LaunchRecord.read(run).profile["launcher"] == "local"
     assert shown["state"] == "pending"
     assert not holder.job
     assert wait_for_end(run)["state"] == "completed", run.log_path.read_text()

@@ -20,6 +20,21 @@ def test_every_stage_that_may_run_is_rendered_and_nothing_is_written(runs):
     assert not list(runs.workspace.runs.glob("*"))
 
 
+def test_the_job_that_drives_the_run_is_rendered_without_the_options_of_stages(runs):
+    given = {"options": ["--exclusive"], "launcher": {"options": ["--nice=5"]}}
+    profile = profile_model()(
+        executor="slurm", launcher="slurm", slurm=given, workspace=str(runs.workspace.root)
+    )
+    loaded = (runs.load(TWO_STAGES), profile, runs.workspace, runs.plan(TWO_STAGES))
+
+    launcher, stage, _ = dict(rendered_submissions(*loaded, {})).values()
+
+    assert "--exclusive" in stage
+    assert "--exclusive" not in launcher
+    assert "#SBATCH --nice=5\n" in launcher
+    assert "#SBATCH --job-name=two-stages-RUN-launcher-1-" in launcher
+
+
 GROUPED = """
 name: grouped
 stages:

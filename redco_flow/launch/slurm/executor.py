@@ -36,7 +36,7 @@ from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.launcher import SlurmLauncherJob
 from redco_flow.launch.slurm.limits import ask_site
 from redco_flow.launch.slurm.resubmission import Resubmission
-from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
+from redco_flow.launch.slurm.script import JOB_LOG, Submission, render, render_launcher
 from redco_flow.launch.slurm.split_array import SplitArray, link_tasks
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.profile import Profile
@@ -97,11 +97,27 @@ class SlurmExecutor(ChainingExecutor):
         """As `CallExecutor.submit_launcher`.
 
         Raises:
-            StageFailed: Slurm refuses it.
-            ClusterUnreachable: there is no sbatch, or it was refused for now; it may still start.
+            StageFailed, ClusterUnreachable: it was not submitted or, if its record stays, sbatch
+                gave no answer and it may start.
         """
+        submission = self._launcher_submission(folder, title, launch)
+        environment = dict(_without_outer_job(self._environment))
+        return launcher.submit(submission, words, launch.record_path, launch.log, environment)
+
+    def render_launcher(
+        self, folder: Path, title: str, words: Sequence[str], launch: Launch
+    ) -> str:
+        """Return the sbatch file that `submit_launcher` would submit.
+
+        Raises:
+            UsageError: a path holds what such a file cannot carry.
+        """
+        submission = self._launcher_submission(folder, title, launch)
+        return render_launcher(submission, words, launch.log)
+
+    def _launcher_submission(self, folder: Path, title: str, launch: Launch) -> Submission:
         section, resources = self._config.for_launcher()
-        submission = Submission(
+        return Submission(
             attempt=folder.absolute(),
             title=title,
             directory=launch.directory,
@@ -115,8 +131,6 @@ class SlurmExecutor(ChainingExecutor):
                 queue.SUBMITTERS_CLUSTER: self._cluster,
             },
         )
-        environment = dict(_without_outer_job(self._environment))
-        return launcher.submit(submission, words, launch.record_path, launch.log, environment)
 
     def submit_call_after(
         self,
