@@ -149,7 +149,8 @@ class Profile(StrictModel):
         executor = info.data.get("executor")
         if launcher == LOCAL_LAUNCHER or executor is None:
             return launcher
-        drives = [one for one in known_executors() if executor_config(one).drives_runs]
+        executors = dict.fromkeys((*known_executors(), executor))  # or one of the user's own
+        drives = [one for one in executors if executor_config(one).drives_runs]
         if launcher not in drives:
             raise ValueError(f"must be {' or '.join([LOCAL_LAUNCHER, *drives])}")
         if launcher != executor:

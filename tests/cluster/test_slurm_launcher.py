@@ -11,6 +11,7 @@ from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.locks import find_holder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -41,12 +42,21 @@ def wait_for_driver(run, after=None):
     return until(found)
 
 
+@pytest.fixture
+def configured_by_nodes(driven_by_jobs, slurm, tmp_path):
+    """A site whose jobs get a SLURM_CONF of their node; return the name that the login node has."""
+    (tmp_path / "conf-cache").symlink_to(slurm.directory)
+    setup = [f"export SLURM_CONF={tmp_path}/conf-cache/slurm.conf"]
+    driven_by_jobs.profile["slurm"] = {"setup": setup}
+    return slurm.environment["SLURM_CONF"]
+
+
 def wait_for_end(run):
     return until(lambda: (state := run.read_state())["state"] in ENDED and state)
 
 
 def test_a_job_that_is_requeued_warned_or_killed_drives_its_run_again_and_no_stage_runs_twice(
-    driven_by_jobs, slurm, held, gate, executions
+    driven_by_jobs, configured_by_nodes, slurm, held, gate, executions
 ):
     """Fault 64: each start of the job waits for the one before, and finds the stages' jobs."""
     run = driven_by_jobs.start(TWO_STAGES + FAILING_STAGE, held)
@@ -72,6 +82,7 @@ def test_a_job_that_is_requeued_warned_or_killed_drives_its_run_again_and_no_sta
     assert job_of(run) == job
     assert count_lines(executions) == 2
     assert all(len(run.attempts(name)) == 1 for name in state["stages"])
+    assert run.attempt("train", 1).read_job()["cluster"] == configured_by_nodes
     slurm.wait_for("the job has ended", lambda: not slurm.jobs())
 
 
@@ -89,7 +100,10 @@ def test_a_launcher_that_waits_in_the_queue_is_left_for_a_process_of_this_machin
         resume_run(run, "local")
         slurm.wait_for("the job has left the queue", lambda: job not in slurm.jobs())
         holder = find_holder(run)
+        with pytest.raises(UsageError, match="is driven by process"):
+            resume_run(run, "slurm")
 
+    assert LaunchRecord.read(run).profile["launcher"] == "local"
     assert shown["state"] == "pending"
     assert removed == 2
     assert f"the launcher of run {run.id}, job {job}, waits" in capsys.readouterr().err

@@ -8,12 +8,13 @@ them would be a second command.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
 
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import ExecutorConfig
@@ -53,6 +54,7 @@ _DECIDES = {
     ),
 }  # fmt: skip
 _CONCERN_LIMITS = ("time", "partition", "account", "qos", "clusters", *_DECIDES)
+_MIN_SECONDS_OF_LAUNCHER = 300  # until its warning, which Slurm may send a minute earlier
 _SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe"}
 
 
@@ -81,17 +83,27 @@ SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,
 """A name that the cluster's administrator chose: a partition, an account, a QOS."""
 
 
-SbatchOption = Annotated[Line, AfterValidator(_option)]
+def _sbatch_option(text: str) -> str:
+    option = _option(text)
+    if option.startswith("--job-n"):
+        raise ValueError(
+            "a job is recognised by its own name: remove it (--comment can hold a text for people)"
+        )
+    return option
+
+
+SbatchOption = Annotated[Line, AfterValidator(_sbatch_option)]
 
 
 class LauncherConfig(StrictModel):
     """The small job that drives a run where the profile has `launcher: slurm`.
 
     Args:
-        partition, account, qos, constraint, reservation, walltime_minutes: None takes the value
-            of the section that this is in. At the end of its time the job is queued again.
+        partition, account, qos, constraint, reservation, walltime_minutes: None takes the value of
+            the section that this is in. At the end of its time the job is queued again.
+        options: further options of sbatch; the section's, which may be for GPUs or several nodes,
+            are not taken.
         memory_gib: of its one process.
-        options: as of the section that this is in, whose own options are of the stages' jobs alone.
     """
 
     partition: SlurmName | None = None
@@ -99,9 +111,9 @@ class LauncherConfig(StrictModel):
     qos: SlurmName | None = None
     reservation: SlurmName | None = None
     constraint: Line | None = None
+    options: list[SbatchOption] = Field(default_factory=list)
     walltime_minutes: PositiveInt | None = None
     memory_gib: PositiveFloat = 2.0
-    options: list[SbatchOption] = Field(default_factory=list)
 
 
 class Config(ExecutorConfig):
@@ -160,6 +172,20 @@ class Config(ExecutorConfig):
     memory_option: Literal["mem", "mem-per-cpu", "mem-per-gpu"] = "mem"
     omit_nodes: bool = False
     launcher: LauncherConfig = LauncherConfig()
+
+    @field_validator("launcher")
+    @classmethod
+    def _check_walltime(cls, launcher: LauncherConfig, info: ValidationInfo) -> LauncherConfig:
+        minutes = launcher.walltime_minutes or info.data.get("walltime_minutes")
+        warning = info.data.get("warning_seconds", 0)
+        if minutes is not None and minutes * 60 < warning + _MIN_SECONDS_OF_LAUNCHER:
+            least = math.ceil((warning + _MIN_SECONDS_OF_LAUNCHER) / 60)
+            raise ValueError(
+                f"walltime_minutes is {minutes}, but the job is warned {warning} s "
+                f"(slurm.warning_seconds) before its end and then queued again: set "
+                f"walltime_minutes to {least} or more, better to a day"
+            )
+        return launcher
 
     def check_fits(self, resources: JobResources) -> None:
         """Raise where the options of the profile cannot request these resources.

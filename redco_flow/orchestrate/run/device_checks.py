@@ -67,8 +67,8 @@ def _launcher_problems(profile: Profile, environ: Mapping[str, str]) -> Iterator
     section, resources = profile.section.for_launcher()
     refused, _ = section.compare_with_site(resources, {**environ, **profile.environment})
     for path, message in refused:
-        key = f"{profile.launcher}.launcher.{path[-1]}"
-        yield Origin(f"profile {profile.name}").problem(f"'{key}': {message}")
+        text = f"the job that drives the run ('launcher'): {dotted(path)}: {message}"
+        yield Origin(f"profile {profile.name}").problem(text)
     own_flow = bundled_behind("flows", FLOW_FILE)
     if own_flow is not None and external_url(profile.prefect_api_url) is None:
         yield Origin(str(own_flow[0])).problem(

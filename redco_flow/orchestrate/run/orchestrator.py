@@ -21,6 +21,7 @@ from redco_flow.launch.processes import START_AGAIN_EXIT_CODE, exit_within
 from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.run.cancel import has_ended
 from redco_flow.orchestrate.run.driver import LEAVE_CANCELLED, Driver
+from redco_flow.orchestrate.run.launcher import is_launcher_job
 from redco_flow.orchestrate.run.sharing import Listener, notes_of
 from redco_flow.orchestrate.run.start import refuse_to_start_over, reopen_run
 from redco_flow.orchestrate.run.state import LaunchRecord
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     driver = Driver(notes, options.job)
     driver.take_signals()
     try:
-        if options.job and not _is_left_to_do(run):
+        if options.job and not (is_launcher_job(run, options.job) and _is_left_to_do(run)):
             return 0
         driven = driver.start(run, leave_cancelled=options.leave_cancelled)
     except (RedcoFlowError, OSError) as error:
