@@ -213,10 +213,10 @@ def _view_of_damaged(run: RunDirectory, damage: DamagedRecord) -> dict[str, Any]
 
 def _view_of_state(run: RunDirectory, *, asks_cluster: bool) -> dict[str, Any]:
     state = run.read_state()
-    holder = find_holder(run)
     stages = state.get("stages", {})
     names = list(stages) or list(run.read_plan().get("stages", {}))
     shown, message = state["state"], state.get("message") or ""
+    holder = find_holder(run) if shown in LIVE_STATES else None  # else its lease may be damaged
     is_queued = False
     is_left = shown in LIVE_STATES and holder is None
     launcher = launcher_status(run, asks_cluster=asks_cluster) if is_left else None
