@@ -176,15 +176,9 @@ class Config(ExecutorConfig):
     @field_validator("launcher")
     @classmethod
     def _check_walltime(cls, launcher: LauncherConfig, info: ValidationInfo) -> LauncherConfig:
-        minutes = launcher.walltime_minutes or info.data.get("walltime_minutes")
-        warning = info.data.get("warning_seconds", 0)
-        if minutes is not None and minutes * 60 < warning + _MIN_SECONDS_OF_LAUNCHER:
-            least = math.ceil((warning + _MIN_SECONDS_OF_LAUNCHER) / 60)
-            raise ValueError(
-                f"walltime_minutes is {minutes}, but the job is warned {warning} s "
-                f"(slurm.warning_seconds) before its end and then queued again: set "
-                f"walltime_minutes to {least} or more, better to a day"
-            )
+        warning_seconds = info.data.get("warning_seconds", 0)
+        if problem := _launcher_walltime_problem(launcher.walltime_minutes, warning_seconds):
+            raise ValueError(problem)
         return launcher
 
     def check_fits(self, resources: JobResources) -> None:
@@ -212,17 +206,24 @@ class Config(ExecutorConfig):
         return self.memory_option == "mem-per-gpu" and gpus_per_host > 0
 
     def for_launcher(self) -> tuple[Config, JobResources]:
-        """Return the section as it is for the job that drives a run, and what the job asks for."""
+        """Return the section as it is for the job that drives a run, and what the job asks for.
+
+        Raises:
+            DoesNotFit: the section's walltime, which the job would get, is too short.
+        """
         from redco_flow.launch.call import JobResources
 
         own = self.launcher.model_dump(exclude_none=True, exclude={"memory_gib"})
         # The login node's interpreter, without what ranks run under.
         own |= {"container": [], "srun_options": [], "gpu_type": None}
         section = self.model_copy(update=own | ({"python": None} if self.container else {}))
+        minutes = section.walltime_minutes
+        if problem := _launcher_walltime_problem(minutes, self.warning_seconds):
+            raise DoesNotFit(f"the job of slurm.launcher: {problem}.")
         return section, JobResources(
             cpus_per_host=1,
             memory_gib=self.launcher.memory_gib,
-            walltime_minutes=section.walltime_minutes,
+            walltime_minutes=minutes,
         )
 
     @property
@@ -284,6 +285,18 @@ class Config(ExecutorConfig):
             elif word[:1] == "-" and word[1:2] in _SHORT_OPTIONS:
                 found[_SHORT_OPTIONS[word[1]]] = word[2:] or value
         return found
+
+
+def _launcher_walltime_problem(minutes: int | None, warning_seconds: int) -> str | None:
+    """Say why a job that drives a run cannot have this time; None where it can."""
+    least = warning_seconds + _MIN_SECONDS_OF_LAUNCHER
+    if minutes is None or minutes * 60 >= least:
+        return None
+    return (
+        f"walltime_minutes is {minutes}, but the job is warned {warning_seconds} s "
+        f"(slurm.warning_seconds) before its end and then queued again: set "
+        f"launcher.walltime_minutes to {math.ceil(least / 60)} or more, better to a day"
+    )
 
 
 def _full_names(given: str) -> list[str]:
