@@ -15,6 +15,8 @@ from typing import Any
 from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
 from redco_flow.cli.text import columns, size
 from redco_flow.errors import UsageError, WorkspaceError
+from redco_flow.orchestrate.run.cancel import has_ended
+from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.tracking.deletions import new_deletion
 from redco_flow.tracking.disk_usage import DiskSize, disk_usage
 from redco_flow.tracking.garbage_collection import Selection, Survey, delete, survey
@@ -103,9 +105,15 @@ def _named(workspace: Workspace, text: str) -> list[RunDirectory]:
 
 
 def _refuse_live_jobs(run: RunDirectory) -> None:
-    """Raise where a job of a run that lost its launcher has not ended."""
+    """Raise where a job of a run that no process drives has not ended."""
     from redco_flow.launch.executor import reattach
 
+    launcher = None if has_ended(run) else launcher_status(run)
+    if launcher is not None and not launcher.has_ended:
+        raise UsageError(
+            f"the launcher of run {run.id}, {launcher.name}, {launcher.message}. Nothing was "
+            f"changed; `redco-flow cancel {run.id}` ends it."
+        )
     for stage in run.read_state()["stages"]:
         attempt = run.latest_attempt(stage)
         record = attempt.read_job() if attempt is not None else None

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from redco_flow.spec.profile import Profile
     from redco_flow.spec.sweep_points import Point
 
-FLOW_FILE = "flows/pipeline.py"
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -150,6 +148,8 @@ class Loader:
     @cached_property
     def replaced(self) -> list[str]:
         """The files here that take a bundled one's place; each is said once."""
+        from redco_flow.spec.find import FLOW_FILE
+
         return note_replaced(
             pipelines=self._options.file,
             cluster_profiles=self._options.profile,

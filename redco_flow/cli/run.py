@@ -36,6 +36,7 @@ from redco_flow.cli.sweep import (
 from redco_flow.cli.text import columns
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
+from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
@@ -252,9 +253,12 @@ def follow_to_end(run: RunDirectory) -> int:
     from redco_flow.orchestrate.run.start import resume_run
 
     def follow() -> tuple[int, bool]:
-        code = follow_run(run)
-        is_interrupted = read_run_view(run)["state"] == State.INTERRUPTED
-        return code, is_interrupted and not run.cancel_requested()
+        while True:
+            code = follow_run(run)
+            is_interrupted = read_run_view(run)["state"] == State.INTERRUPTED
+            job = launcher_status(run, confirms_end=True) if is_interrupted else None
+            if job is None or job.has_ended:  # else it is being queued again
+                return code, is_interrupted and not run.cancel_requested()
 
     return follow_launchers(run, follow, lambda: resume_run(run))
 

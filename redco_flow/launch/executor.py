@@ -54,6 +54,14 @@ class LauncherJob(ABC):
         """Return its state: PENDING, RUNNING, or LOST once the cluster has it no more."""
 
     @abstractmethod
+    def confirmed_status(self) -> JobStatus:
+        """Return `status`; if that is LOST, wait until a later answer confirms it or does not.
+
+        Raises:
+            ClusterUnreachable: there is no later answer.
+        """
+
+    @abstractmethod
     def cancel(self) -> None:
         """Have the cluster end it; one that has ended already is left as it is.
 
@@ -164,6 +172,16 @@ class CallExecutor(Executor):
         Raises:
             UsageError: the executor has no such jobs.
             StageFailed, ClusterUnreachable: it could not be submitted.
+        """
+        raise UsageError(f"jobs of the executor {self.name()} cannot drive a run.")
+
+    def render_launcher(
+        self, folder: Path, title: str, words: Sequence[str], launch: Launch
+    ) -> str:
+        """Return what `submit_launcher` would hand to the cluster; the arguments are the same.
+
+        Raises:
+            UsageError: it cannot be submitted.
         """
         raise UsageError(f"jobs of the executor {self.name()} cannot drive a run.")
 

@@ -18,6 +18,8 @@ from redco_flow.spec.secrets import hide_secrets
 
 Folder = Literal["pipelines", "cluster_profiles", "flows", "examples"]
 
+FLOW_FILE = "flows/pipeline.py"
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SUFFIXES = {
     "pipelines": (".yaml", ".yml"),

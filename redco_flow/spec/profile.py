@@ -149,7 +149,8 @@ class Profile(StrictModel):
         executor = info.data.get("executor")
         if launcher == LOCAL_LAUNCHER or executor is None:
             return launcher
-        drives = [one for one in known_executors() if executor_config(one).drives_runs]
+        executors = dict.fromkeys((*known_executors(), executor))  # or one of the user's own
+        drives = [one for one in executors if executor_config(one).drives_runs]
         if launcher not in drives:
             raise ValueError(f"must be {' or '.join([LOCAL_LAUNCHER, *drives])}")
         if launcher != executor:
@@ -406,7 +407,7 @@ def read_stage_profile(
     path: KeyPath = ("stages", stage, "runs_on")
     if isinstance(own.values, str):
         try:
-            return _of_the_same_run(load_profile(own.values), profile), []
+            return _of_the_same_run(load_profile(own.values), profile, own, path)
         except (UsageError, ConfigError) as error:
             return None, [own.origin(()).problem(f"'{dotted(path)}': {error}")]
     if problems := [
@@ -417,11 +418,32 @@ def read_stage_profile(
         if key in OF_THE_RUN
     ]:
         return None, problems
-    base = written_at(profile.model_dump(mode="json"), Origin(f"profile {profile.name}"))
+    values = profile.model_dump(mode="json", exclude={"launcher"})
+    base = written_at(values, Origin(f"profile {profile.name}"))
     found, problems = validated_profile(base.merged(own), lambda inner: (*path, *inner))
-    return found and _of_the_same_run(found, profile), problems
+    return _of_the_same_run(found, profile, own, path) if found else (None, problems)
 
 
-def _of_the_same_run(own: Profile, profile: Profile) -> Profile:
+def _of_the_same_run(
+    found: Profile, profile: Profile, own: Document, path: KeyPath
+) -> tuple[Profile, list[Problem]]:
+    problem = stage_launcher_problem(profile.launcher, found.executor)
+    advice = (
+        f"Set it to {{}} or to a profile with executor {profile.launcher}, or add --launcher "
+        f"{LOCAL_LAUNCHER}"
+    )
+    problems = []
+    if problem:
+        problems.append(own.origin(()).problem(f"'{dotted(path)}': {problem}. {advice}"))
     of_run = {key: getattr(profile, key) for key in OF_THE_RUN - {"name"}}
-    return own.model_copy(update=of_run)
+    return found.model_copy(update=of_run), problems
+
+
+def stage_launcher_problem(launcher: str, executor: str) -> str | None:
+    """Say why a stage with this executor cannot be in a run with this launcher; None: it can."""
+    if launcher in (LOCAL_LAUNCHER, executor):
+        return None
+    return (
+        f"the stage has executor {executor}, and launcher {launcher} allows stages of the executor "
+        f"{launcher} only: its job may continue on another node, where others cannot be followed"
+    )

@@ -149,6 +149,27 @@ class LockRequest:
                 os.close(descriptor)
         return held
 
+    def is_held(self) -> bool:
+        """Whether another process holds the lock in a way that this request cannot share.
+
+        A link lock is only read. A flock is taken for a moment: a shared one, so that several
+        processes that ask do not take each other for the holder.
+
+        Raises:
+            OSError: as `try_once`.
+        """
+        record = find_mechanism(self._path)
+        if record is None or record["mechanism"] == FLOCK:
+            if (lock := self.try_once()) is not None:
+                lock.release()
+            return lock is None
+        self._stale_seconds = record["stale_seconds"]
+        try:
+            present = _holders(self._folder)
+        except FileNotFoundError:
+            return False
+        return self._is_excluded_by(self._live(present))
+
     def _try(self, descriptor: int, *, block: bool) -> HeldLock | None:
         record = find_mechanism(self._path)
         if record is None or record["mechanism"] == FLOCK:
@@ -167,11 +188,11 @@ class LockRequest:
         return self._try_link(descriptor)
 
     def _try_link(self, descriptor: int) -> HeldLock | None:
-        folder = self._path.with_name(f"{self._path.name}{HOLDERS}")
+        folder = self._folder
         folder.mkdir(exist_ok=True)
         present = _holders(folder)
-        live = [one for one in present if self._is_live(one, present)]
-        if any(not (self._shared and one.shared) for one in live):
+        live = self._live(present)
+        if self._is_excluded_by(live):
             return None
         number = max((one.number for one in present), default=0) + 1
         own = _write_holder(folder, number, shared=self._shared)
@@ -183,6 +204,16 @@ class LockRequest:
             return None
         _clean(folder, own, [one for one in present if one not in live])
         return _LinkLock(self._path, descriptor, own, self._stale_seconds, self._on_lost)
+
+    @property
+    def _folder(self) -> Path:
+        return self._path.with_name(f"{self._path.name}{HOLDERS}")
+
+    def _live(self, present: Iterable[_Holder]) -> list[_Holder]:
+        return [one for one in present if self._is_live(one, present)]
+
+    def _is_excluded_by(self, live: Iterable[_Holder]) -> bool:
+        return any(not (self._shared and one.shared) for one in live)
 
     def _is_live(self, one: _Holder, present: Iterable[_Holder]) -> bool:
         if one.is_released or one.is_superseded(present) or one.has_ended():

@@ -48,10 +48,7 @@ def is_locked(path: Path, request: LockRequest | None = None) -> bool:
     """
     if not os.path.lexists(path):
         return False
-    lock = (request or LockRequest(path)).try_once()
-    if lock is not None:
-        lock.release()
-    return lock is None
+    return (request or LockRequest(path)).is_held()
 
 
 _SECONDS_BETWEEN_TRIES = 0.05
@@ -191,8 +188,11 @@ def _job_lock(path: Path) -> Path:
 
 @functools.lru_cache
 def _job_lock_request(path: Path) -> LockRequest:
-    """One request for each lock: it notices in time that the holder's host is gone."""
-    return LockRequest(path)
+    """One request for each lock: it notices in time that the holder's host is gone.
+
+    Shared: the process that drives the run holds the lock alone, and readers hold it together.
+    """
+    return LockRequest(path, shared=True)
 
 
 def _read(path: Path) -> Lease | None:

@@ -68,6 +68,7 @@ class StageRecord(TypedDict, total=False):
     kind: str  # absent up to 0.2.0
     reused: bool
     attempt: int | None
+    ended_before: int  # the attempt that had ended before the run was (re)opened; 0: none
     seconds: float | None
     artifacts: dict[str, str]
     metrics: dict[str, float] | None

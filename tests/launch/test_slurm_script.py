@@ -1,6 +1,8 @@
 """The text of a submission: what stands in it, quoted how, and what never does."""
 
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from redco_flow.launch.call import JobResources
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
-from redco_flow.launch.slurm.script import Submission, render
+from redco_flow.launch.slurm.script import Submission, render, render_launcher
 from redco_flow.tracking.attempt import AttemptDirectory
 
 SETTINGS = {
@@ -215,6 +217,15 @@ def test_the_number_of_nodes_can_be_left_out_where_a_stage_is_one_process():
     assert "#SBATCH --nodes=2\n" in render(replace(one, resources=RESOURCES))
 
 
+def test_options_of_the_stages_jobs_are_not_of_the_job_that_drives_the_run():
+    own = {"partition": "workflow", "options": ["--comment=launcher"]}
+    section, _ = Config(**SETTINGS, launcher=own).for_launcher()
+
+    assert (section.partition, section.account) == ("workflow", "nlp")
+    assert section.options == ["--comment=launcher"]
+    assert Config(**SETTINGS).for_launcher()[0].options == []
+
+
 def test_short_options_are_checked_as_their_long_forms():
     options = ["-A nlp", "-pgpu", '-C "a100&nvlink"', "-H"]
 
@@ -224,8 +235,8 @@ def test_short_options_are_checked_as_their_long_forms():
         '--constraint="a100&nvlink"',
         "--hold",
     ]
-    with pytest.raises(UsageError, match="recognised by its own name"):
-        render(replace(SUBMISSION, settings=Config(options=["-J mine"])))
+    with pytest.raises(ValidationError, match="recognised by its own name"):
+        Config(options=["-J mine"])
 
 
 def test_a_job_exports_the_profiles_variables_and_address_and_none_of_the_shells(tmp_path):
@@ -285,6 +296,29 @@ def test_paths_that_slurm_would_read_as_something_else_are_refused(character):
 def test_settings_that_would_be_a_second_command_are_refused(settings):
     with pytest.raises(ValidationError):
         Config(**settings)
+
+
+def test_a_launcher_that_is_killed_each_time_is_started_ten_times_and_other_starts_do_not_count(
+    tmp_path,
+):
+    """The script with commands in place of Slurm's: srun ends with the exit code in a file."""
+    commands = {"srun": "exit $(cat code)", "scontrol": "echo >> requeued; exit 1", "sleep": ""}
+    for name, lines in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    submission = replace(SUBMISSION, attempt=tmp_path, directory=tmp_path, settings=Config())
+    (tmp_path / "job.sh").write_text(render_launcher(submission, ["module"], tmp_path / "log"))
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def is_queued_again(code):
+        (tmp_path / "code").write_text(code)
+        (tmp_path / "requeued").unlink(missing_ok=True)
+        subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, check=False)
+        return (tmp_path / "requeued").exists()
+
+    codes = [*["137"] * 9, "75", *["99", "137"] * 5, "1", "137", "0"]
+    expected = [*[True] * 19, False, False, True, False]
+    assert [is_queued_again(code) for code in codes] == expected
 
 
 def test_a_job_after_others_names_them_and_ends_when_one_of_them_fails():

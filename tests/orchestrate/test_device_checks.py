@@ -99,6 +99,18 @@ def test_all_or_none_of_the_stages_of_one_job_say_how_much_they_need(told):
     ]
 
 
+def test_a_flow_of_the_users_needs_a_server_where_a_job_drives_the_run(told, tmp_path, monkeypatch):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "pipeline.py").write_text("")
+
+    (line,) = told("profile.launcher=slurm", profile="slurm")
+    assert "flows/pipeline.py: a flow of your own needs a Prefect server" in line
+    named = "profile.prefect_api_url=http://example.org/api"
+    assert told("profile.launcher=slurm", named, profile="slurm") == []
+
+
 def test_gpus_of_slurm_are_those_that_a_stage_asks_for(told):
     overrides = ["train.resources={num_hosts: 2, gpus_per_host: 4}", "train.num_model_shards=3"]
 

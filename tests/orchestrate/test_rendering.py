@@ -4,6 +4,7 @@ import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
+from redco_flow.orchestrate.run.launcher import with_launcher
 from redco_flow.orchestrate.run.rendering import rendered_submissions
 from redco_flow.spec.profile import profile_model
 
@@ -18,6 +19,21 @@ def test_every_stage_that_may_run_is_rendered_and_nothing_is_written(runs):
     assert list(rendered) == ["preprocess", "train"]
     assert "#SBATCH --job-name=two-stages-RUN-train-1-" in rendered["train"]
     assert not list(runs.workspace.runs.glob("*"))
+
+
+def test_the_job_that_drives_the_run_is_rendered_without_the_options_of_stages(runs):
+    given = {"options": ["--exclusive"], "launcher": {"options": ["--nice=5"]}}
+    profile = profile_model()(
+        executor="slurm", launcher="slurm", slurm=given, workspace=str(runs.workspace.root)
+    )
+    loaded = (runs.load(TWO_STAGES), profile, runs.workspace, runs.plan(TWO_STAGES))
+
+    launcher, stage, _ = dict(rendered_submissions(*loaded, {})).values()
+
+    assert "--exclusive" in stage
+    assert "--exclusive" not in launcher
+    assert "#SBATCH --nice=5\n" in launcher
+    assert "#SBATCH --job-name=two-stages-RUN-launcher-1-" in launcher
 
 
 GROUPED = """
@@ -113,6 +129,14 @@ def test_ahead_is_refused_where_a_stage_runs_where_there_is_no_queue(runs):
 
     with pytest.raises(UsageError, match=r"'local'.*cannot have jobs wait.*leave --ahead out"):
         runs.write(here, ahead=True)
+
+
+def test_a_job_cannot_become_the_launcher_of_a_run_with_a_stage_of_this_machine(runs):
+    runs.profile["executor"] = "slurm"
+    here = TWO_STAGES.replace("numbers}", "numbers, runs_on: {executor: local}}")
+
+    with pytest.raises(UsageError, match=r"--launcher slurm: stage 'preprocess': .*executor local"):
+        with_launcher(runs.write(here), "slurm")
 
 
 def test_a_stage_is_not_forced_ahead(runs):

@@ -7,11 +7,13 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from orchestrate_runs import (
     TWO_STAGES,
     count_lines,
+    events,
     kill_launcher,
     until,
     wait_for_end,
@@ -23,6 +25,7 @@ from redco_flow.orchestrate.prefect.server import home_directory
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.sharing import Listener, offer
 from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.locks import acquire, find_holder
 
 
@@ -70,11 +73,13 @@ def test_runs_of_one_environment_share_a_process_and_one_of_another_has_its_own(
 def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_runs(
     start, tmp_path
 ):
-    before = [start(1), start(2)]
-    for run in before:
+    before, with_a_job = [start(1), start(2)], start(4)
+    for run in (*before, with_a_job):
         wait_for_stage(run, "train")
     kill_launcher(before[0])
-    assert [find_holder(run) for run in before] == [None, None]
+    assert [find_holder(run) for run in (*before, with_a_job)] == [None] * 3
+    record = LaunchRecord.read(with_a_job)
+    replace(record, profile={**record.profile, "launcher": "slurm"}).write(with_a_job)
 
     runs = [*before, start(3)]
     until(lambda: all(map(find_holder, runs)))
@@ -83,9 +88,10 @@ def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_r
 
     assert len(pids) == 1
     assert [wait_for_end(run)["state"] for run in runs] == ["completed"] * 3
-    assert count_lines(tmp_path / "trained") == 3
+    assert count_lines(tmp_path / "trained") == 4
     folder = home_directory() / "launchers"
-    until(lambda: not any(list(folder.glob(f"*/{run.id}")) for run in runs))
+    until(lambda: not any(list(folder.glob(f"*/{run.id}")) for run in (*runs, with_a_job)))
+    assert "lease_taken_over" not in events(with_a_job)
 
 
 def test_a_run_that_cannot_be_driven_is_left_without_a_lease(runs):
@@ -127,7 +133,7 @@ def test_a_process_accepts_no_run_once_a_module_of_its_own_has_changed(runs, mon
     monkeypatch.setitem(sys.modules, "my_own_module", sys.modules["my_own_module"])
     listener = Listener(Driver(), name := f"test-{os.getpid()}", since=time.time_ns())
     taken = runs.write(TWO_STAGES)
-    options = {"leave_cancelled": False, "judges_ended": False}
+    options = {"leave_cancelled": False}
     with acquire(taken), pytest.raises(RedcoFlowError, match=r"could not be started.* is driven"):
         offer(taken, name, options)
     unknown = offer(taken, name, {"of_another_version": True})

@@ -395,6 +395,30 @@ def test_a_crash_is_retried_in_new_attempts_as_often_as_the_profile_allows(
     assert all(one.read_exit().cause == "failed" for one in driven.run.attempts("train"))
 
 
+def test_a_continued_run_judges_what_ended_since_it_was_opened_and_tries_again_what_ended_before(
+    runs, gate, tmp_path
+):
+    cured = tmp_path / "cured"
+    fails = [f"train-{size}.fails_until={cured}" for size in ("small", "large")]
+    run = runs.write(DIAMOND, [*fails, f"train-large.gate={gate}"])
+    first = InProcess(run)
+    wait_for_stage(run, "train-small", "failed")
+    wait_for_stage(run, "train-large")
+    first.stop.detach("the node is needed")
+    first.end()
+    gate.touch()
+    until(lambda: run.attempt("train-large", 1).exit_path.exists())
+    judged = InProcess(run, judges_ended=True).end()
+    after_judging = [len(run.attempts(f"train-{size}")) for size in ("small", "large")]
+    cured.touch()
+    open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)  # then it is killed
+
+    outcome = InProcess(run, judges_ended=True).end()
+
+    assert (judged.state, after_judging) == ("failed", [1, 1])
+    assert outcome.state == "completed"
+
+
 def test_a_retry_that_succeeds_makes_the_stage_complete(runs, tmp_path):
     cured = tmp_path / "cured"
     runs.profile = {"retries": {"failed": 5}}

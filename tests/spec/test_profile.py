@@ -128,6 +128,16 @@ def test_mistakes_in_a_profile_are_told_at_once(write):
             3,
             "'slurm.launcher' has no key 'partiton'; did you mean 'partition'?",
         ),
+        (
+            "executor: slurm\nslurm:\n  partition: gpu\n  launcher: {walltime_minutes: 2}",
+            4,
+            "'slurm.launcher': walltime_minutes is 2, but the job is warned 120 s",
+        ),
+        (
+            "executor: slurm\nslurm:\n  launcher:\n    options: [-J x]",
+            4,
+            "a job is recognised by its own name",
+        ),
     ],
 )
 def test_a_launcher_that_cannot_be_had_is_a_mistake_with_its_line(write, text, line, said):

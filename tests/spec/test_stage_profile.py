@@ -52,6 +52,20 @@ def test_the_command_line_changes_it_and_no_fingerprint_has_it(load, site):
     assert pipeline.stages["train"].settings == load(PIPELINE).stages["preprocess"].settings
 
 
+def test_a_stage_of_another_executor_is_refused_where_a_job_drives_the_run(write, load, site):
+    driven_by_a_job = load_profile(write(f"{SITE}launcher: slurm\n", "driven.yaml"))
+    keys = PIPELINE.replace("job.py, runs_on: local", "job.py, runs_on: {executor: local}")
+
+    for text in (PIPELINE, keys):
+        with pytest.raises(ConfigError) as raised:
+            load(text, profile=driven_by_a_job)
+        (problem,) = raised.value.problems
+        assert problem.line == 8
+        assert "'stages.evaluate.runs_on': the stage has executor local" in problem.message
+    accepted = load(PIPELINE, "evaluate.runs_on={}", profile=driven_by_a_job)
+    assert accepted.profile_of("preprocess", driven_by_a_job).launcher == "slurm"
+
+
 def test_mistakes_are_found_at_once_with_their_places(write, site):
     wrong = """\
     name: sums

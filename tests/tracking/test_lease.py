@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from redco_flow.errors import DamagedRecord, UsageError
+from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.lock_mechanism import record_links
 from redco_flow.tracking.locks import acquire, find_holder
 from redco_flow.tracking.process_identity import ProcessIdentity
@@ -71,7 +72,12 @@ def test_a_lease_of_a_job_is_judged_by_its_lock_and_taken_over_when_the_job_star
             acquire(tmp_path, job=job)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
+    before = sorted(tmp_path.rglob("*"))
     assert find_holder(tmp_path) is None
+    assert sorted(tmp_path.rglob("*")) == before  # link locks are only read
+    other_reader = LockRequest(tmp_path / ".launcher.lock", shared=True).try_once()
+    assert find_holder(tmp_path) is None
+    other_reader.release()
     with acquire(tmp_path, job="7") as lease:
         assert lease.taken_over_from.host == "node-3"
         assert find_holder(tmp_path).holder == ProcessIdentity.current()

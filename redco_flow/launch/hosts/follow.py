@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.launch.hosts.ranks import runners_of
-from redco_flow.records import read_json_if_present, write_json
+from redco_flow.records import change_mark, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity
 
@@ -143,8 +143,8 @@ class Follower:
     def _send_records(self) -> None:
         for path in self._own_records():
             name = path.relative_to(self.attempt.path).as_posix()
-            mark = _change_mark(path)
-            if mark is None or self._sent.get(name) == mark:
+            mark = change_mark(path)
+            if self._sent.get(name) == mark:
                 continue
             try:
                 value = read_json_if_present(path)
@@ -209,11 +209,3 @@ def follow(request: Mapping[str, Any], listener: io.RawIOBase) -> None:
 def _print(record: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(dict(record)) + "\n")
     sys.stdout.flush()
-
-
-def _change_mark(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return (stat.st_mtime_ns, stat.st_ino)

@@ -8,12 +8,13 @@ them would be a second command.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
 
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import ExecutorConfig
@@ -53,6 +54,7 @@ _DECIDES = {
     ),
 }  # fmt: skip
 _CONCERN_LIMITS = ("time", "partition", "account", "qos", "clusters", *_DECIDES)
+_MIN_SECONDS_OF_LAUNCHER = 300  # until its warning, which Slurm may send a minute earlier
 _SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe"}
 
 
@@ -81,16 +83,26 @@ SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,
 """A name that the cluster's administrator chose: a partition, an account, a QOS."""
 
 
-SbatchOption = Annotated[Line, AfterValidator(_option)]
+def _sbatch_option(text: str) -> str:
+    option = _option(text)
+    if option.startswith("--job-n"):
+        raise ValueError(
+            "a job is recognised by its own name: remove it (--comment can hold a text for people)"
+        )
+    return option
+
+
+SbatchOption = Annotated[Line, AfterValidator(_sbatch_option)]
 
 
 class LauncherConfig(StrictModel):
     """The small job that drives a run where the profile has `launcher: slurm`.
 
     Args:
-        partition, account, qos, constraint, reservation, options, walltime_minutes: None takes
-            the value of the section that this is in. At the end of its time the job is queued
-            again.
+        partition, account, qos, constraint, reservation, walltime_minutes: None takes the value of
+            the section that this is in. At the end of its time the job is queued again.
+        options: further options of sbatch; the section's, which may be for GPUs or several nodes,
+            are not taken.
         memory_gib: of its one process.
     """
 
@@ -99,7 +111,7 @@ class LauncherConfig(StrictModel):
     qos: SlurmName | None = None
     reservation: SlurmName | None = None
     constraint: Line | None = None
-    options: list[SbatchOption] | None = None
+    options: list[SbatchOption] = Field(default_factory=list)
     walltime_minutes: PositiveInt | None = None
     memory_gib: PositiveFloat = 2.0
 
@@ -161,6 +173,14 @@ class Config(ExecutorConfig):
     omit_nodes: bool = False
     launcher: LauncherConfig = LauncherConfig()
 
+    @field_validator("launcher")
+    @classmethod
+    def _check_walltime(cls, launcher: LauncherConfig, info: ValidationInfo) -> LauncherConfig:
+        warning_seconds = info.data.get("warning_seconds", 0)
+        if problem := _launcher_walltime_problem(launcher.walltime_minutes, warning_seconds):
+            raise ValueError(problem)
+        return launcher
+
     def check_fits(self, resources: JobResources) -> None:
         """Raise where the options of the profile cannot request these resources.
 
@@ -186,17 +206,24 @@ class Config(ExecutorConfig):
         return self.memory_option == "mem-per-gpu" and gpus_per_host > 0
 
     def for_launcher(self) -> tuple[Config, JobResources]:
-        """Return the section as it is for the job that drives a run, and what the job asks for."""
+        """Return the section as it is for the job that drives a run, and what the job asks for.
+
+        Raises:
+            DoesNotFit: the section's walltime, which the job would get, is too short.
+        """
         from redco_flow.launch.call import JobResources
 
         own = self.launcher.model_dump(exclude_none=True, exclude={"memory_gib"})
         # The login node's interpreter, without what ranks run under.
         own |= {"container": [], "srun_options": [], "gpu_type": None}
         section = self.model_copy(update=own | ({"python": None} if self.container else {}))
+        minutes = section.walltime_minutes
+        if problem := _launcher_walltime_problem(minutes, self.warning_seconds):
+            raise DoesNotFit(f"the job of slurm.launcher: {problem}.")
         return section, JobResources(
             cpus_per_host=1,
             memory_gib=self.launcher.memory_gib,
-            walltime_minutes=section.walltime_minutes,
+            walltime_minutes=minutes,
         )
 
     @property
@@ -258,6 +285,18 @@ class Config(ExecutorConfig):
             elif word[:1] == "-" and word[1:2] in _SHORT_OPTIONS:
                 found[_SHORT_OPTIONS[word[1]]] = word[2:] or value
         return found
+
+
+def _launcher_walltime_problem(minutes: int | None, warning_seconds: int) -> str | None:
+    """Say why a job that drives a run cannot have this time; None where it can."""
+    least = warning_seconds + _MIN_SECONDS_OF_LAUNCHER
+    if minutes is None or minutes * 60 >= least:
+        return None
+    return (
+        f"walltime_minutes is {minutes}, but the job is warned {warning_seconds} s "
+        f"(slurm.warning_seconds) before its end and then queued again: set "
+        f"launcher.walltime_minutes to {math.ceil(least / 60)} or more, better to a day"
+    )
 
 
 def _full_names(given: str) -> list[str]:

@@ -36,7 +36,7 @@ from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.launcher import SlurmLauncherJob
 from redco_flow.launch.slurm.limits import ask_site
 from redco_flow.launch.slurm.resubmission import Resubmission
-from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
+from redco_flow.launch.slurm.script import JOB_LOG, Submission, render, render_launcher
 from redco_flow.launch.slurm.split_array import SplitArray, link_tasks
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.profile import Profile
@@ -44,7 +44,7 @@ from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import utc_now
 
 SCRIPT = "job.sh"
-_OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_")
+_OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_", queue.SUBMITTERS_CLUSTER)
 
 
 class SlurmExecutor(ChainingExecutor):
@@ -97,11 +97,27 @@ class SlurmExecutor(ChainingExecutor):
         """As `CallExecutor.submit_launcher`.
 
         Raises:
-            StageFailed: Slurm refuses it.
-            ClusterUnreachable: there is no sbatch, or it was refused for now; it may still start.
+            StageFailed, ClusterUnreachable: it was not submitted or, if its record stays, sbatch
+                gave no answer and it may start.
         """
+        submission = self._launcher_submission(folder, title, launch)
+        environment = dict(_without_outer_job(self._environment))
+        return launcher.submit(submission, words, launch.record_path, launch.log, environment)
+
+    def render_launcher(
+        self, folder: Path, title: str, words: Sequence[str], launch: Launch
+    ) -> str:
+        """Return the sbatch file that `submit_launcher` would submit.
+
+        Raises:
+            UsageError: a path holds what such a file cannot carry.
+        """
+        submission = self._launcher_submission(folder, title, launch)
+        return render_launcher(submission, words, launch.log)
+
+    def _launcher_submission(self, folder: Path, title: str, launch: Launch) -> Submission:
         section, resources = self._config.for_launcher()
-        submission = Submission(
+        return Submission(
             attempt=folder.absolute(),
             title=title,
             directory=launch.directory,
@@ -109,10 +125,12 @@ class SlurmExecutor(ChainingExecutor):
             settings=section,
             stall_seconds=self.parameters["stall_seconds"],
             grace_seconds=self.parameters["grace_seconds"],
-            variables={**self._variables, **launch.variables},
+            variables={
+                **self._variables,
+                **launch.variables,
+                queue.SUBMITTERS_CLUSTER: self._cluster,
+            },
         )
-        environment = dict(_without_outer_job(self._environment))
-        return launcher.submit(submission, words, launch.record_path, launch.log, environment)
 
     def submit_call_after(
         self,
@@ -302,7 +320,7 @@ class SlurmExecutor(ChainingExecutor):
 
     @property
     def _cluster(self) -> str:
-        return self._environment.get("SLURM_CONF", "")
+        return queue.cluster_of(self._environment)
 
     def _job_environment(self, attempt: AttemptDirectory) -> dict[str, str]:
         return dict(_without_outer_job(job_environment(self._environment, attempt)))
@@ -388,7 +406,7 @@ def _write_tasks(attempt: AttemptDirectory, call: Call) -> None:
 
 
 def _without_outer_job(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The environment without what an interactive job, in which the launcher may run, has set."""
+    """The environment without what the job that the launcher may run in has set."""
     for name, value in environment.items():
         if name == "SLURM_CONF" or not name.startswith(_OF_AN_OUTER_JOB):
             yield name, value

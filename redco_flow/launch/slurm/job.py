@@ -46,6 +46,10 @@ from redco_flow.launch.slurm.queue import (
 from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG
 from redco_flow.launch.slurm.states import (
+    SECONDS_OF_URGENCY,
+    SECONDS_TO_APPEAR,
+    SECONDS_TO_CONFIRM,
+    SECONDS_TO_CONFIRM_EMPTY,
     deserves_release,
     is_same_job,
     is_terminal,
@@ -63,14 +67,10 @@ from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, Sta
 from redco_flow.tracking.process_identity import utc_now
 
 _UNKNOWN = "unknown"
-_SECONDS_TO_CONFIRM = 12.0  # a job that is being queued again passes for FAILED meanwhile
 _SECONDS_TO_CONFIRM_CANCELLED = 3.0
 _SECONDS_TO_QUEUE_AGAIN = 60.0
-_SECONDS_TO_CONFIRM_EMPTY = 60.0  # an answer without any job may be an error of squeue's
-_SECONDS_TO_APPEAR = 5.0
 _SECONDS_TO_APPEAR_IN_EMPTY = 20.0  # in answers without any job
 _SECONDS_WITHOUT_QUEUE = 1800.0  # of a job that the accounting alone has, without a heartbeat
-_SECONDS_OF_URGENCY = 15.0
 _LOG_END_BYTES = 1000
 
 
@@ -254,11 +254,11 @@ class SlurmJob(CallJob):
         """Whether a second answer has to confirm the first; of a name that is looked for, soon."""
         if self._vanishing is None or self._is_followed_by_heartbeat:
             return False
-        return not self.is_unsubmitted or now - self._vanishing[1] >= _SECONDS_TO_APPEAR
+        return not self.is_unsubmitted or now - self._vanishing[1] >= SECONDS_TO_APPEAR
 
     def expect_end(self) -> None:
         """Ask Slurm more often for a while: the job is about to end."""
-        self._urgent_until = self._queue.clock() + _SECONDS_OF_URGENCY
+        self._urgent_until = self._queue.clock() + SECONDS_OF_URGENCY
 
     def _release_if_held(self, entry: JobEntry) -> None:
         """Let a job go that a node refused, once for each refusal."""
@@ -273,13 +273,13 @@ class SlurmJob(CallJob):
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
         if not view.entries:
-            return _SECONDS_TO_CONFIRM_EMPTY
+            return SECONDS_TO_CONFIRM_EMPTY
         is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())
         if is_taken_back or (self.attempt.path / REQUEUE_FILE).exists():
             return _SECONDS_TO_QUEUE_AGAIN
         if state == "COMPLETED":  # it has written exit.json, which is not visible here yet
             return SECONDS_TO_SEE_RECORDS
-        return _SECONDS_TO_CONFIRM
+        return SECONDS_TO_CONFIRM
 
     def _is_confirmed(self, state: str, view: QueueView, seconds: float) -> bool:
         """Say whether two answers, some seconds apart, agree that the job has ended."""
@@ -322,7 +322,7 @@ class SlurmJob(CallJob):
             return None
         again = self._resubmission
         is_cancelled = self.attempt.cancel_path.exists()
-        if again is not None and again.seconds_left > _SECONDS_TO_APPEAR and not is_cancelled:
+        if again is not None and again.seconds_left > SECONDS_TO_APPEAR and not is_cancelled:
             return self._waiting_status()
         return self._search(self._look())
 
@@ -333,7 +333,7 @@ class SlurmJob(CallJob):
             self._is_to_be_ended = is_cancelled
             return None
         is_sure = bool(view.entries or self._limit)
-        seconds = _SECONDS_TO_APPEAR if is_sure else _SECONDS_TO_APPEAR_IN_EMPTY
+        seconds = SECONDS_TO_APPEAR if is_sure else _SECONDS_TO_APPEAR_IN_EMPTY
         is_absent = view.asked_at >= self._followed_since and self._is_confirmed(
             "unknown", view, seconds
         )

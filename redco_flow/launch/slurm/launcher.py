@@ -13,21 +13,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import StageFailed
+from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.executor import LauncherJob
 from redco_flow.launch.job import JobStatus
 from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.queue import JobEntry, QueueView, SlurmQueue, shared_queue
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render_launcher
-from redco_flow.launch.slurm.states import is_terminal, live_status
+from redco_flow.launch.slurm.states import (
+    SECONDS_OF_URGENCY,
+    SECONDS_TO_APPEAR,
+    SECONDS_TO_CONFIRM,
+    SECONDS_TO_CONFIRM_EMPTY,
+    is_terminal,
+    live_status,
+)
 from redco_flow.records import write_json, write_text
 from redco_flow.tracking.attempt import Cause, State
 from redco_flow.tracking.process_identity import utc_now
 
-_SECONDS_TO_CONFIRM = 12.0  # a job that is being queued again passes for FAILED meanwhile
-_SECONDS_TO_CONFIRM_EMPTY = 60.0  # an answer without any job may be an error of squeue's
-_SECONDS_TO_APPEAR = 5.0
-_SECONDS_OF_URGENCY = 15.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+_MAX_SECONDS_TO_CONFIRM = 2 * SECONDS_TO_CONFIRM_EMPTY
 
 
 class SlurmLauncherJob(LauncherJob):
@@ -41,6 +46,7 @@ class SlurmLauncherJob(LauncherJob):
         self._record = record
         self._is_known_live = False
         self._ended_since: float | None = None
+        self._is_confirmed = False
         self._asked_since = self._asked_at = float("-inf")
 
     @property
@@ -51,27 +57,41 @@ class SlurmLauncherJob(LauncherJob):
     def status(self) -> JobStatus:
         """Return PENDING or RUNNING, or LOST once Slurm has no such job any more.
 
-        Where this process has seen the job alive, a second answer has to confirm its end.
+        Where this process has seen the job alive, a second answer has to confirm its end; to any
+        other process the first answer is shown, which `confirmed_status` does not rely on.
         """
         now = self._queue.clock()
-        if now - self._asked_at > _SECONDS_OF_URGENCY:
+        if now - self._asked_at > SECONDS_OF_URGENCY:
             self._asked_since = now  # it has driven the run until now
         self._asked_at = now
-        is_new = now - self._asked_since < _SECONDS_OF_URGENCY
+        is_new = now - self._asked_since < SECONDS_OF_URGENCY
         view = self._queue.look(urgent=is_new or self._ended_since is not None)
         entry = self._find(view)
         if entry is not None and not is_terminal(entry):
             self._is_known_live, self._ended_since = True, None
             return live_status(entry, view.problem)
         if view.asked_at == float("-inf"):
-            return JobStatus(State.PENDING, f"is not known: {view.problem}", "squeue")
+            return JobStatus(State.PENDING, f"is not known: {view.problem.rstrip('.')}", "squeue")
         word = f"is {entry.state} in Slurm" if entry is not None else "is not known to Slurm"
         if self._ended_since is None:
             self._ended_since = view.asked_at
-        seconds = _SECONDS_TO_CONFIRM if view.entries else _SECONDS_TO_CONFIRM_EMPTY
-        if self._is_known_live and view.asked_at - self._ended_since < seconds:
+        seconds = SECONDS_TO_CONFIRM if view.entries else SECONDS_TO_CONFIRM_EMPTY
+        self._is_confirmed = view.asked_at - self._ended_since >= seconds
+        if self._is_known_live and not self._is_confirmed:
             return JobStatus(State.RUNNING, f"{word}; it may be queued again", "squeue")
         return JobStatus(Cause.LOST, word, "squeue")
+
+    def confirmed_status(self) -> JobStatus:
+        """As `LauncherJob`."""
+        deadline = time.monotonic() + _MAX_SECONDS_TO_CONFIRM
+        while (status := self.status()).is_finished and not self._is_confirmed:
+            if time.monotonic() > deadline:
+                raise ClusterUnreachable(
+                    f"job {self._record['job_name']} {status.message}, but squeue gave no second "
+                    f"answer that confirms it. Try again when squeue works."
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return status
 
     def cancel(self) -> None:
         """Have Slurm end the job; one that has ended already is left as it is.
@@ -114,12 +134,12 @@ def submit(
         environment: of sbatch, which hands it on.
 
     Raises:
-        StageFailed: Slurm refuses it.
-        ClusterUnreachable: there is no sbatch, or it was refused for now; it may still start.
+        StageFailed, ClusterUnreachable: Slurm refuses it, there is no sbatch, or sbatch gave no
+            answer. The record stays only in the last case, where the job may start.
     """
     folder = submission.attempt
     (folder / JOB_LOG).parent.mkdir(parents=True)
-    cluster = environment.get("SLURM_CONF", "")
+    cluster = queue.cluster_of(environment)
     record = {
         "job_id": "",
         "job_name": submission.job_name,
@@ -130,15 +150,22 @@ def submit(
     write_json(record_path, record)
     try:
         record["job_id"] = queue.submit(folder / "job.sh", environment)
-    except queue.TryLater:
-        time.sleep(_SECONDS_TO_APPEAR)  # it may have been accepted all the same
-        entries = queue.list_jobs(queue.environment_of(cluster)).values()
-        found = [one.job_id for one in entries if one.name == submission.job_name]
-        if not found:
+    except (StageFailed, ClusterUnreachable) as refusal:
+        if not isinstance(refusal, queue.TryLater) or refusal.limit:
+            record_path.unlink()
             raise
-        record["job_id"] = found[0]
-    except StageFailed:
-        record_path.unlink()
-        raise
+        time.sleep(SECONDS_TO_APPEAR)  # it may have been accepted all the same
+        record["job_id"] = _find_id(submission.job_name, cluster)
+        if not record["job_id"]:
+            raise
     write_json(record_path, record)
     return SlurmLauncherJob(record)
+
+
+def _find_id(name: str, cluster: str) -> str:
+    """Return the id of the job of this name; "" where squeue has none, or gives no answer."""
+    with suppress(StageFailed, ClusterUnreachable):
+        for entry in queue.list_jobs(queue.environment_of(cluster)).values():
+            if entry.name == name:
+                return entry.job_id
+    return ""

@@ -416,9 +416,21 @@ def _states(entries: Mapping[str, JobEntry]) -> dict[str, tuple[str, str]]:
     return {job_id: (entry.state, entry.reason) for job_id, entry in entries.items()}
 
 
+SUBMITTERS_CLUSTER = "REDCO_FLOW_SUBMITTERS_SLURM_CONF"
+"""In the environment of a job that drives a run: $SLURM_CONF of the process that submitted it. In
+jobs, slurmd sets $SLURM_CONF, perhaps to a file that only its node has."""
+
+
+def cluster_of(environment: Mapping[str, str]) -> str:
+    """Return the cluster as records name it: $SLURM_CONF outside of jobs."""
+    return environment.get(SUBMITTERS_CLUSTER, environment.get("SLURM_CONF", ""))
+
+
 def environment_of(cluster: str) -> dict[str, str]:
     """Return the environment of Slurm's commands for a cluster; see `shared_queue`."""
-    return {**os.environ, **({"SLURM_CONF": cluster} if cluster else {})}
+    if not cluster or cluster == os.environ.get(SUBMITTERS_CLUSTER):  # this job's own cluster
+        return dict(os.environ)
+    return {**os.environ, "SLURM_CONF": cluster}
 
 
 @functools.lru_cache
@@ -426,7 +438,7 @@ def shared_queue(cluster: str) -> SlurmQueue:
     """Return the one queue of this process for a cluster: all jobs share its requests.
 
     Args:
-        cluster: $SLURM_CONF, or "" for the machine's own.
+        cluster: as of `cluster_of`; "" for the machine's own.
     """
     return SlurmQueue(
         lambda: list_jobs(environment_of(cluster)),

@@ -28,7 +28,7 @@ JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"
 _MAX_NAME_CHARACTERS = 120
 _KILLED = 137  # srun's exit code where SIGKILL ended the process
-_MAX_RESTARTS_OF_KILLED = 10  # of a job whose process is killed each time
+_MAX_STARTS_OF_KILLED = 10  # of a job whose process is killed each time
 _NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never ends with it
 
 
@@ -106,13 +106,19 @@ def render_launcher(submission: Submission, words: Sequence[str], log: Path) -> 
         UsageError: as `render`.
     """
     arguments = [shlex.join(words[1:]), '--job "$SLURM_JOB_ID"']
+    step = _step(submission, _rank_options(submission), words[0], arguments)
     lines = [
         f"exec >> {shlex.quote(str(log))} 2>&1",
-        _step(submission, _rank_options(submission), words[0], arguments),
+        f"SLURM_EXIT_ERROR={_NO_STEP} {step}",
         "code=$?",
-        "# The run has not ended: its time or its node was wanted, or the process was killed.",
-        f'if [ "$code" -eq {START_AGAIN_EXIT_CODE} ] || {{ [ "$code" -eq {_KILLED} ] &&',
-        f'    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_MAX_RESTARTS_OF_KILLED} ]; }}; then',
+        "# The run has not ended: its time or its node was wanted; or the process was killed, or",
+        "# Slurm did not start it, which count until it ends in another way.",
+        'case "$code" in',
+        f"    {_KILLED}|{_NO_STEP}) echo >> killed ;;",
+        "    *) : > killed ;;",
+        "esac",
+        f'if [ "$code" -eq {START_AGAIN_EXIT_CODE} ] || {{ [ -s killed ] &&',
+        f'    [ "$(wc -l < killed)" -lt {_MAX_STARTS_OF_KILLED} ]; }}; then',
         *_requeue(),
         "fi",
     ]
@@ -238,12 +244,6 @@ def _options(submission: Submission) -> Iterator[str]:
     if resources.walltime_minutes is not None:
         yield _option("time", resources.walltime_minutes)
     yield _option("signal", f"{WARNING_SIGNAL}@{settings.warning_seconds}")
-    for option in settings.options:
-        if option.startswith("--job-n"):
-            raise UsageError(
-                f"slurm.options has {option!r}, but a job is recognised by its own name: remove it "
-                f"(--comment can hold a text for people)."
-            )
     yield from settings.options
 
 

@@ -10,6 +10,18 @@ from redco_flow.launch.slurm.messages import why_it_never_starts
 from redco_flow.launch.slurm.queue import JobEntry
 from redco_flow.tracking.attempt import Cause, State
 
+SECONDS_TO_CONFIRM = 12.0
+"""Between two answers that agree on an end: a job passes for FAILED while it is queued again."""
+
+SECONDS_TO_CONFIRM_EMPTY = 60.0
+"""The same for answers without any job, which may be an error of squeue's."""
+
+SECONDS_TO_APPEAR = 5.0
+"""After which squeue shows a job that sbatch has submitted."""
+
+SECONDS_OF_URGENCY = 15.0
+"""For which Slurm is asked often, as something has happened to a job."""
+
 _CAUSES = {
     "COMPLETED": Cause.FAILED,  # without a result, that is
     "FAILED": Cause.FAILED,

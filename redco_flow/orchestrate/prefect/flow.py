@@ -31,9 +31,8 @@ from redco_flow.orchestrate.prefect.server import (
 from redco_flow.orchestrate.prefect.sweep_page import place_in_sweep
 from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.orchestrate.run.session import RunSession, session_in_use
-from redco_flow.spec.find import bundled_behind, find_file
+from redco_flow.spec.find import FLOW_FILE, bundled_behind, find_file
 
-_FLOW_FILE = "flows/pipeline.py"
 _SECONDS_BETWEEN_LOOKS = 0.5
 # Prefect is imported once for all runs of a process, for one address.
 _PREPARING = threading.Lock()
@@ -173,7 +172,7 @@ class FlowThread:
     def _load_flow(self) -> Any:
         if self._replaced is not None:
             self._log(f"the flow is {self._replaced[0].absolute()}, not the bundled one.")
-        module = load_flow_module(find_file("flows", _FLOW_FILE))
+        module = load_flow_module(find_file("flows", FLOW_FILE))
         from prefect.task_runners import ThreadPoolTaskRunner
 
         # One thread per stage: a task that waits for its inputs holds a thread too.
@@ -187,9 +186,9 @@ class FlowThread:
 def _own_flow(log: Log) -> tuple[Path, Path] | None:
     """Return the flow file of the current directory and the bundled one, if they differ."""
     try:
-        return bundled_behind("flows", _FLOW_FILE)
+        return bundled_behind("flows", FLOW_FILE)
     except (OSError, RedcoFlowError) as error:
-        log(f"warning: {_FLOW_FILE} of the current directory is not used: {error}")
+        log(f"warning: {FLOW_FILE} of the current directory is not used: {error}")
         return None
 
 

@@ -53,7 +53,8 @@ class StageAttempts:
     Args:
         context: the run.
         upstream: of each stage of this session, what it takes from.
-        judges_ended: an attempt that failed unobserved holds until it has been judged.
+        judges_ended: an attempt that failed unobserved holds until it has been judged, unless
+            it had ended before the run was opened.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class StageAttempts:
             return None
         if not self._takes_from_current(read_call(attempt.call_path)):
             return attempt
-        if not self.is_published(attempt) and reattach(record).done() and not self._judges_ended:
+        ended_before = self._context.state_store.stage(stage).get("ended_before", 0)
+        is_judged = self._judges_ended and attempt.number > ended_before
+        if not self.is_published(attempt) and reattach(record).done() and not is_judged:
             return attempt  # of a lost job, ending it ends what it left behind
         self.current[stage] = attempt
         self._found_again.add(attempt)

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from redco_flow.errors import DoesNotFit, Problem, RedcoFlowError
 from redco_flow.launch.call import JobResources
+from redco_flow.orchestrate.prefect.server import external_url
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.groups import jobs_of_groups, resources_of_job
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.spec.document import DEFAULT, Origin
+from redco_flow.spec.find import FLOW_FILE, bundled_behind
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import dotted
 from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
@@ -59,13 +61,21 @@ def check_devices(
 
 
 def _launcher_problems(profile: Profile, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what the site never allows the job that drives the run, where it is one."""
-    if profile.launcher != LOCAL_LAUNCHER:
-        section, resources = profile.section.for_launcher()
-        refused, _ = section.compare_with_site(resources, {**environ, **profile.environment})
-        for path, message in refused:
-            key = f"{profile.launcher}.launcher.{path[-1]}"
-            yield Origin(f"profile {profile.name}").problem(f"'{key}': {message}")
+    """Yield what the job that drives the run, where it is one, can never have or do."""
+    if profile.launcher == LOCAL_LAUNCHER:
+        return
+    section, resources = profile.section.for_launcher()
+    refused, _ = section.compare_with_site(resources, {**environ, **profile.environment})
+    for path, message in refused:
+        text = f"the job that drives the run ('launcher'): {dotted(path)}: {message}"
+        yield Origin(f"profile {profile.name}").problem(text)
+    own_flow = bundled_behind("flows", FLOW_FILE)
+    if own_flow is not None and external_url(profile.prefect_api_url) is None:
+        yield Origin(str(own_flow[0])).problem(
+            f"a flow of your own needs a Prefect server, which launcher {profile.launcher} would "
+            f"start on the job's node: name a server by profile.prefect_api_url, or add "
+            f"--launcher {LOCAL_LAUNCHER}"
+        )
 
 
 def _on_cpus_beside_gpus(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> Iterator[str]:

@@ -222,13 +222,15 @@ class DrivenRun:
         self.has_ended = True
         self._an_end.set()
 
-    def _drive(self, **options: bool) -> tuple[int, FlowThread | None]:
+    def _drive(self, *, leave_cancelled: bool, judges_ended: bool) -> tuple[int, FlowThread | None]:
         """Return the exit code, and the flow where there is one to close.
 
         Raises:
             OSError: the run's records cannot be written; names the path.
         """
         note_takeover(self._run, self._lease)
+        # An earlier start of this job has opened the run: what has failed since is not tried again.
+        is_continued = self._lease.job and self._run.read_state()["state"] == State.RUNNING
         state_store = StateStore(self._run)
         try:
             # Imported now, so that who started this process sees the lease at once. submitit
@@ -238,7 +240,12 @@ class DrivenRun:
             from redco_flow.orchestrate.prefect.flow import FlowThread
 
             session = open_session(
-                self._run, state_store, self.stop, environment=self._environment, **options
+                self._run,
+                state_store,
+                self.stop,
+                environment=self._environment,
+                leave_cancelled=leave_cancelled,
+                judges_ended=judges_ended or bool(is_continued),
             )
             flow = FlowThread(session, self._log)
             return drive(session, flow, self._log).exit_code, flow

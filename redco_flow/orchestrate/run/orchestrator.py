@@ -21,9 +21,13 @@ from redco_flow.launch.processes import START_AGAIN_EXIT_CODE, exit_within
 from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.run.cancel import has_ended
 from redco_flow.orchestrate.run.driver import LEAVE_CANCELLED, Driver
+from redco_flow.orchestrate.run.launcher import is_launcher_job
 from redco_flow.orchestrate.run.sharing import Listener, notes_of
 from redco_flow.orchestrate.run.start import refuse_to_start_over, reopen_run
+from redco_flow.orchestrate.run.state import LaunchRecord
+from redco_flow.spec.profile import LOCAL_LAUNCHER
 from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.attempt import ENDED_RUN_STATES
 from redco_flow.tracking.deletions import find_run_deletion
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
@@ -40,11 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     driver = Driver(notes, options.job)
     driver.take_signals()
     try:
-        if options.job and not _is_left_to_do(run):
+        if options.job and not (is_launcher_job(run, options.job) and _is_left_to_do(run)):
             return 0
-        driven = driver.start(
-            run, leave_cancelled=options.leave_cancelled, judges_ended=options.judge_ended
-        )
+        driven = driver.start(run, leave_cancelled=options.leave_cancelled)
     except (RedcoFlowError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", 1)
@@ -65,8 +67,9 @@ def _is_left_to_do(run: RunDirectory) -> bool:
 
     Raises:
         UsageError: another version trained it.
+        DamagedRecord: its state cannot be read.
     """
-    if has_ended(run):
+    if run.read_state()["state"] in ENDED_RUN_STATES or find_run_deletion(run):
         return False
     refuse_to_start_over(run)
     return True
@@ -92,6 +95,9 @@ def _continue_left_behind(driver: Driver, notes: Path, first: RunDirectory) -> N
             if not run.path.exists() or has_ended(run) or find_run_deletion(run):
                 note.unlink()
                 continue
+            if LaunchRecord.read(run).launcher != LOCAL_LAUNCHER:  # it has a job since
+                note.unlink()
+                continue
             if not run.cancel_requested():  # else it is to be cancelled, by this process
                 reopen_run(run)
             driver.start(run, leave_cancelled=note.read_text() == LEAVE_CANCELLED)
@@ -105,7 +111,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="redco_flow.orchestrate.run.orchestrator")
     parser.add_argument("run", type=Path)
     parser.add_argument("--leave-cancelled", action="store_true")
-    parser.add_argument("--judge-ended", action="store_true")
     parser.add_argument("--job", default="", help="id of the cluster's job that this process is in")
     parser.add_argument("--share", default="", help="the name under which it accepts further runs")
     return parser.parse_args(arguments)

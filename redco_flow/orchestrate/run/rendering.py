@@ -8,10 +8,13 @@ from redco_flow.errors import UsageError
 from redco_flow.launch.executor import StageToRender, make_chaining_executor, make_executor
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.groups import jobs_of_groups, refuse_inner_outputs
+from redco_flow.orchestrate.run.launcher import render_launcher_job
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.spec.load import ResolvedPipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 
 
@@ -25,7 +28,7 @@ def rendered_submissions(
     ahead: bool = False,
     after_others: bool = False,
 ) -> Iterator[tuple[str, str]]:
-    """Yield each stage that would run and what would be submitted for it.
+    """Yield each stage that would run and what would be submitted for it; first, the launcher.
 
     Neither the run's id nor those of jobs are known yet: `RUN` and `JOB_OF_<stage>` replace
     them.
@@ -42,6 +45,11 @@ def rendered_submissions(
     jobs = {stages[0]: stages for _, stages in jobs_of_groups(resolved, profile, plan)}
     job_of = {name: first for first, stages in jobs.items() for name in stages}
     run = workspace.runs / f"{resolved.name}-RUN"
+    if profile.launcher != LOCAL_LAUNCHER:
+        record = LaunchRecord.of_this_process(
+            workspace.root, profile, ahead=ahead, stage_profiles=resolved.profiles
+        )
+        yield "the job that drives the run", render_launcher_job(RunDirectory(run), record)
     for name, stage in plan.stages.items():
         if stage.action not in ("run", "wait"):
             continue

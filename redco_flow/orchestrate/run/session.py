@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +26,7 @@ from redco_flow.tracking.attempt import ENDED_STAGE_STATES, State
 
 DETACHED_EXIT_CODE = 130
 _KEPT_LINES = 200  # of a stage's log, for a flow that begins later
+_ENDED = tuple(state for state in ENDED_STAGE_STATES if state is not State.COMPLETED)
 
 _current: ContextVar[RunSession] = ContextVar("redco_flow_session")
 
@@ -67,8 +68,9 @@ class RunSession:
             context: the run.
             leave_cancelled: cancelled stages, those that were stopped early, and what needs
                 them, stay as they are.
-            judges_ended: a job that failed unobserved is followed to its end, and tried
-                again only as the profile allows; otherwise it is submitted again for the asking.
+            judges_ended: what has ended since the run was opened stays so, and a job that failed
+                unobserved is tried again only as the profile allows; otherwise all that has not
+                completed gets another attempt.
         """
         self.context = context
         self.stages_ended = threading.Event()
@@ -77,11 +79,13 @@ class RunSession:
         self.flow_decides = False
         self._outcome: Outcome | None = None
         self._ended: dict[str, Finished | BaseException] = {}
-        self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
+        left = (State.CANCELLED, State.STOPPED_EARLY) if leave_cancelled else ()
+        self.stages = tuple(_stages_to_run(context, _ENDED if judges_ended else left))
         self._locks = {node.name: threading.Lock() for node in self.stages}
         self._logs = {node.name: _StageLog() for node in self.stages}
         kinds = {name: context.pipeline.stages[name].kind for name in context.plan.stages}
-        context.state_store.open_run(kinds, begin=[node.name for node in self.stages])
+        begin = [node.name for node in self.stages]
+        context.state_store.open_run(kinds, begin, judges_ended=judges_ended)
         self.upstream = {node.name: node.upstream for node in self.stages}
         self._attempts = StageAttempts(context, self.upstream, judges_ended=judges_ended)
         self._chain = JobChain(context, self._attempts, self.upstream) if context.ahead else None
@@ -309,17 +313,15 @@ def session_in_use(session: RunSession) -> Iterator[None]:
         _current.reset(token)
 
 
-def _stages_to_run(context: RunContext, *, leave_cancelled: bool) -> Iterator[StageNode]:
-    """The stages of the plan's window, without those that are left alone and what needs them."""
+def _stages_to_run(context: RunContext, left: Collection[State]) -> Iterator[StageNode]:
+    """The stages of the plan's window, without those in a state of `left` and what needs them."""
     known = context.state_store.stages()
     left_out: set[str] = set()
     for name, stage in context.pipeline.stages.items():
         upstream = upstream_of(stage)
-        state = known.get(name, {}).get("state")
-        is_cancelled = state in (State.CANCELLED, State.STOPPED_EARLY)
         if (
             context.plan.stages[name].action == "skip"
-            or (leave_cancelled and is_cancelled)
+            or known.get(name, {}).get("state") in left
             or left_out.intersection(upstream)
         ):
             left_out.add(name)

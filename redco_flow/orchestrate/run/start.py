@@ -24,10 +24,11 @@ from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.ingredients import CodeState, digested_directories
 from redco_flow.orchestrate.run.launcher import (
-    choose_launcher,
     give_up_launcher_job,
     launcher_status,
+    process_words,
     submit_launcher_job,
+    with_launcher,
 )
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.sharing import offer, shared_name
@@ -75,7 +76,7 @@ def start_run(
         run_id: which id it gets; empty: one is drawn.
 
     Returns:
-        The run, driven by a process that holds its lease.
+        The run. A process drives it and holds its lease, or a job that is to do so is submitted.
 
     Raises:
         UsageError: a stage asks for more hosts than its kind can use, the run cannot be one
@@ -130,11 +131,11 @@ def write_run(
     """
     check_run(resolved, profile, plan)
     refuse_full_disk(workspace.root)
-    if ahead:
+    if ahead or profile.launcher != LOCAL_LAUNCHER:
         # Imported here: what only looks at runs never pays for the executors.
         from redco_flow.orchestrate.run.rendering import rendered_submissions
 
-        dict(rendered_submissions(resolved, profile, workspace, plan, os.environ, ahead=True))
+        dict(rendered_submissions(resolved, profile, workspace, plan, os.environ, ahead=ahead))
     code = code or CodeState.read(Path.cwd())
     run = RunDirectory.create(
         workspace,
@@ -217,21 +218,22 @@ def resume_run(run: RunDirectory, launcher: str = "") -> None:
         UsageError: it has an orchestrator, or a job that waits to be one and is to stay it; or all
             of it is done.
     """
-    if _finds_no_holder(run):
-        job = launcher_status(run) if run.read_state()["state"] not in ENDED_RUN_STATES else None
-        if job is not None and not job.has_ended and launcher != LOCAL_LAUNCHER:
+    is_undriven = _awaits_lock(run) and run.read_state()["state"] not in ENDED_RUN_STATES
+    if is_undriven and launcher != LOCAL_LAUNCHER:
+        job = launcher_status(run)
+        if job is not None and job.has_ended:
+            sys.stderr.write(f"its launcher, {job}: waiting for a second answer that confirms it\n")
+            job = launcher_status(run, confirms_end=True)
+        if job is not None and not job.has_ended:
             raise UsageError(
                 f"run {run.id} has a launcher: {job}. `redco-flow resume {run.id} --launcher "
                 f"{LOCAL_LAUNCHER}` cancels that job, and a process on this machine drives the run."
             )
-        give_up_launcher_job(run)
-    if launcher:
-        choose_launcher(run, launcher)
-    reopen_run(run)
+    reopen_run(run, launcher)
     spawn(run)
 
 
-def _finds_no_holder(run: RunDirectory) -> bool:
+def _awaits_lock(run: RunDirectory) -> bool:
     """Whether no process drives the run; of a job that was lost with its node, await the lock."""
     deadline = time.monotonic() + _SECONDS_TO_LOSE_LOCK
     while (lease := find_holder(run)) is not None:
@@ -242,8 +244,11 @@ def _finds_no_holder(run: RunDirectory) -> bool:
     return True
 
 
-def reopen_run(run: RunDirectory) -> None:
+def reopen_run(run: RunDirectory, launcher: str = "") -> None:
     """Make a run without an orchestrator one that can be continued; `resume_run` without the start.
+
+    Args:
+        launcher: as of `resume_run`.
 
     Raises:
         UsageError: it has an orchestrator, all of it is done, or another version trained it.
@@ -257,7 +262,7 @@ def reopen_run(run: RunDirectory) -> None:
                 f"reuses its results; `--force STAGE` computes one again."
             )
         refuse_to_start_over(run)
-        _reopen(run)
+        _reopen(run, launcher)
 
 
 def retry_run(run: RunDirectory, *, only_failed: bool = False, launcher: str = "") -> None:
@@ -286,33 +291,30 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False, launcher: str = "
                 f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
             )
         refuse_to_start_over(run)
-        if launcher:
-            choose_launcher(run, launcher)
-        _reopen(run)
+        _reopen(run, launcher)
     spawn(run, leave_cancelled=only_failed)
 
 
-def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: bool = False) -> None:
+def spawn(run: RunDirectory, *, leave_cancelled: bool = False) -> None:
     """Have a process drive the run; return when it holds the lease, or its job is submitted.
 
     That is the process of another run, where one of the same environment is at work, or a new one.
     It is a job where the run's profile has another launcher than this machine.
 
     Args:
-        leave_cancelled, judges_ended: as of `RunSession`.
+        leave_cancelled: as of `RunSession`.
 
     Raises:
         RedcoFlowError: it ended at once; the message has its last words.
     """
     record = LaunchRecord.read(run)
-    options = ["--leave-cancelled"] * leave_cancelled + ["--judge-ended"] * judges_ended
-    words = ["redco_flow.orchestrate.run.orchestrator", str(run.path), *options]
-    if record.profile.get("launcher", LOCAL_LAUNCHER) != LOCAL_LAUNCHER:
+    words = process_words(run, ["--leave-cancelled"] * leave_cancelled)
+    if record.launcher != LOCAL_LAUNCHER:
         submit_launcher_job(run, words, record)
         return
     name = shared_name(record)
     try:
-        if offer(run, name, {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}):
+        if offer(run, name, {"leave_cancelled": leave_cancelled}):
             return
     except RedcoFlowError:
         if not _is_begun_by_another(run):
@@ -467,8 +469,17 @@ def _version(run: RunDirectory) -> str:
     return f"other code of version {version}" if version == __version__ else f"version {version}"
 
 
-def _reopen(run: RunDirectory) -> None:
-    """Forget the run's end now, so that a follower sees it run from here on."""
+def _reopen(run: RunDirectory, launcher: str) -> None:
+    """Forget the run's end and the job that drove it, so that a follower sees it run from here on.
+
+    Raises:
+        UsageError: the run cannot have this launcher; nothing is changed.
+        ClusterUnreachable: its job cannot be cancelled; nothing is changed.
+    """
+    record = with_launcher(run, launcher) if launcher else None
+    give_up_launcher_job(run)
+    if record is not None:
+        record.write(run)
     run.clear_cancel()
     forget_deletion(run)
     forgotten = {"state": State.PENDING, "exit_code": None, "message": "", "ended_at": None}

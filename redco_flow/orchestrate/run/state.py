@@ -12,20 +12,18 @@ import threading
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redco_flow import search_path
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import write_json
+from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.locks import Lease, acquire
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import check_shape, read_record
-
-if TYPE_CHECKING:
-    from redco_flow.spec.profile import Profile
 
 _BEGUN_STATES = (State.WAITING, State.RUNNING)
 
@@ -41,12 +39,16 @@ class StateStore:
         self._state: dict[str, Any] = run.read_state()
         self.journal = Journal(run.journal_path, clock=clock)
 
-    def open_run(self, stages: Mapping[str, str], begin: Collection[str]) -> None:
+    def open_run(
+        self, stages: Mapping[str, str], begin: Collection[str], *, judges_ended: bool = False
+    ) -> None:
         """Say that the run runs (again).
 
         Args:
             stages: the kind of each of the pipeline's stages, in order.
             begin: those that are to be brought to their end now; what others are stays.
+            judges_ended: as of `RunSession`; otherwise it is noted which attempts have ended, so
+                that a later session does not judge them.
         """
         with self._mutex:
             known = self._state.get("stages", {})
@@ -54,6 +56,8 @@ class StateStore:
                 name: _at_start(known.get(name), begins=name in begin) | {"kind": kind}
                 for name, kind in stages.items()
             }
+            for name in () if judges_ended else begin:
+                entries[name]["ended_before"] = _last_ended(self._run, name)
             self._state |= {
                 "state": State.RUNNING,
                 "exit_code": None,
@@ -160,6 +164,12 @@ def note_takeover(run: RunDirectory, lease: Lease) -> None:
         Journal(run.journal_path).append("lease_taken_over", dead_process=dead)
 
 
+def _last_ended(run: RunDirectory, stage: str) -> int:
+    """The number of the stage's last attempt if that has ended, else 0."""
+    attempt = run.latest_attempt(stage)
+    return attempt.number if attempt is not None and attempt.exit_path.exists() else 0
+
+
 def _at_start(known: dict[str, Any] | None, *, begins: bool) -> dict[str, Any]:
     """A stage's entry when a process takes the run up."""
     entry = known or {
@@ -233,6 +243,11 @@ class LaunchRecord:
             record["variables"] = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
         # A workspace may have been moved since; a run's directory is in it.
         return replace(check_shape(record, cls, path), workspace=str(run.path.parents[1]))
+
+    @property
+    def launcher(self) -> str:
+        """The profile's `launcher`."""
+        return str(self.profile.get("launcher", LOCAL_LAUNCHER))  # absent up to 0.2.0
 
     def write(self, run: RunDirectory) -> None:
         """Write it into a new run's directory."""
