@@ -217,7 +217,6 @@ def _view_of_state(run: RunDirectory, *, asks_cluster: bool) -> dict[str, Any]:
     shown, message = state["state"], state.get("message") or ""
     holder = find_holder(run) if shown in LIVE_STATES else None  # else its lease may be damaged
     is_queued = False
-    holder = find_holder(run) if shown in LIVE_STATES else None
     is_left = shown in LIVE_STATES and holder is None
     launcher = None
     if is_left:
