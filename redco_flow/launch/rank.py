@@ -196,7 +196,7 @@ def supervise(
         known["lost_another_rank"] = says_that_a_rank_was_lost(log.path, log_start)
     known |= {"rank": rank_info.rank, "restart": rank_info.restart, "host": os.uname().nodename}
     if rank_info.rank == 0:
-        remove_temporary_files(attempt.path)
+        remove_temporary_files(attempt)
     heartbeat_path(attempt, rank_info.rank).unlink(missing_ok=True)
     write_json(attempt.rank_exit_path(rank_info.rank), RankEnding(**known).to_json())
     return 1 if record.cause.is_failure else 0

@@ -316,7 +316,7 @@ def main(arguments: list[str]) -> int:
         os.write(options.ready_fd, READY)
         os.close(options.ready_fd)
     record = run_worker(supervisor)
-    remove_temporary_files(attempt.path)
+    remove_temporary_files(attempt)
     write_json(attempt.exit_path, record.to_json())
     return 0
 
@@ -369,11 +369,16 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def remove_temporary_files(directory: Path) -> None:
-    """Remove what a killed worker was writing when it died, and the disk reserves."""
-    for path in directory.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            path.unlink()
+def remove_temporary_files(attempt: AttemptDirectory) -> None:
+    """Remove what a killed worker was writing when it died, and the disk reserves.
+
+    What the launcher or a command writes stays: it may be about to rename it.
+    """
+    theirs = tuple(f".{path.name}." for path in (attempt.job_path, attempt.cancel_path))
+    for path in attempt.path.glob(".*.tmp"):
+        if not path.name.startswith(theirs):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 if __name__ == "__main__":

@@ -138,11 +138,13 @@ def test_a_left_over_temporary_result_is_cleaned_and_the_result_returned(workspa
     """Fault 13: the partial records are removed; the result is returned."""
     attempt = make_attempt(workspace)
     (attempt.path / ".result.json.abc.tmp").write_text('{"outputs"')
+    request = attempt.path / ".cancel.json.abc.tmp"  # a command is about to rename it
+    request.touch()
 
     job = LocalExecutor(workspace).submit_call(attempt)
 
     assert job.result()["outputs"].keys() == {"dataset"}
-    assert list(attempt.path.glob(".*")) == []
+    assert list(attempt.path.glob(".*")) == [request]
 
 
 SUBMIT = """

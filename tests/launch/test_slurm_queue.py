@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
-from redco_flow.launch.slurm.queue import JobEntry, NotAskedYet, SlurmQueue, TryLater
+from redco_flow.launch.slurm.queue import JobEntry, NotAskedYet, SlurmQueue, TryLater, submit
 from redco_flow.launch.slurm.resubmission import Resubmission
 
 
@@ -159,3 +159,13 @@ def test_other_refusals_are_retried_for_half_an_hour_and_the_error_says_what_was
         resubmissions(clock, [TryLater("sbatch: Socket timed out.")] * 60)
 
     assert 1800.0 <= clock[0] <= 1920.0
+
+
+def test_an_sbatch_that_is_killed_may_have_been_heard(tmp_path):
+    """As by a preemption of the node where the launcher is a job."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\nkill -TERM $$\n")
+    sbatch.chmod(0o755)
+
+    with pytest.raises(TryLater, match="sbatch was ended by signal 15"):
+        submit(tmp_path / "job.sh", {"PATH": f"{tmp_path}:/usr/bin:/bin"})

@@ -238,6 +238,8 @@ def _run(
     said = " ".join(done.stderr.split())
     if is_transient(said):
         raise TryLater(f"{name}: {said}")
+    if done.returncode < 0:  # as when the node of a launcher is taken away: Slurm may have heard it
+        raise TryLater(f"{name} was ended by signal {-done.returncode}.")
     raise StageFailed(f"{name} failed with code {done.returncode}: {said}")
 
 

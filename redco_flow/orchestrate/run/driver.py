@@ -230,7 +230,7 @@ class DrivenRun:
         """
         note_takeover(self._run, self._lease)
         # An earlier start of this job has opened the run: what has failed since is not tried again.
-        is_continued = self._lease.job and self._run.read_state()["state"] == State.RUNNING
+        is_continued = bool(self._lease.job) and self._run.read_state()["state"] == State.RUNNING
         state_store = StateStore(self._run)
         try:
             # Imported now, so that who started this process sees the lease at once. submitit
@@ -245,7 +245,8 @@ class DrivenRun:
                 self.stop,
                 environment=self._environment,
                 leave_cancelled=leave_cancelled,
-                judges_ended=judges_ended or bool(is_continued),
+                judges_ended=judges_ended or is_continued,
+                keeps_ended=is_continued,
             )
             flow = FlowThread(session, self._log)
             return drive(session, flow, self._log).exit_code, flow
@@ -353,6 +354,7 @@ def open_session(
     *,
     leave_cancelled: bool,
     judges_ended: bool = False,
+    keeps_ended: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> RunSession:
     """Read what is to be done from the run's directory alone.
@@ -379,7 +381,12 @@ def open_session(
         code=run.record["code"],
         ahead=record.ahead,
     )
-    return RunSession(context, leave_cancelled=leave_cancelled, judges_ended=judges_ended)
+    return RunSession(
+        context,
+        leave_cancelled=leave_cancelled,
+        judges_ended=judges_ended,
+        keeps_ended=keeps_ended,
+    )
 
 
 def _close(session: RunSession, outcome: Outcome, log: Log) -> None:

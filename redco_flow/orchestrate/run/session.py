@@ -61,6 +61,7 @@ class RunSession:
         *,
         leave_cancelled: bool = False,
         judges_ended: bool = False,
+        keeps_ended: bool = False,
     ) -> None:
         """Start or resume a run: every stage that has not completed is to run.
 
@@ -68,9 +69,9 @@ class RunSession:
             context: the run.
             leave_cancelled: cancelled stages, those that were stopped early, and what needs
                 them, stay as they are.
-            judges_ended: what has ended since the run was opened stays so, and a job that failed
-                unobserved is tried again only as the profile allows; otherwise all that has not
-                completed gets another attempt.
+            judges_ended: a job that failed unobserved since the run was opened is tried again only
+                as the profile allows; otherwise it gets another attempt.
+            keeps_ended: stages that have ended in any way stay as they are.
         """
         self.context = context
         self.stages_ended = threading.Event()
@@ -80,7 +81,7 @@ class RunSession:
         self._outcome: Outcome | None = None
         self._ended: dict[str, Finished | BaseException] = {}
         left = (State.CANCELLED, State.STOPPED_EARLY) if leave_cancelled else ()
-        self.stages = tuple(_stages_to_run(context, _ENDED if judges_ended else left))
+        self.stages = tuple(_stages_to_run(context, _ENDED if keeps_ended else left))
         self._locks = {node.name: threading.Lock() for node in self.stages}
         self._logs = {node.name: _StageLog() for node in self.stages}
         kinds = {name: context.pipeline.stages[name].kind for name in context.plan.stages}
