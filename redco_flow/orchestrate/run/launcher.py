@@ -14,11 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import ValidationError
-
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError, UsageError
 from redco_flow.orchestrate.run.state import LaunchRecord
-from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile, stage_launcher_problem
 from redco_flow.tracking.attempt import ENDED_RUN_STATES
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record
@@ -50,6 +47,10 @@ def with_launcher(run: RunDirectory, launcher: str) -> LaunchRecord:
     Raises:
         UsageError: the run's profile, or a stage's, cannot have this one.
     """
+    from pydantic import ValidationError
+
+    from redco_flow.spec.profile import Profile, stage_launcher_problem
+
     record = LaunchRecord.read(run)
     for stage, own in record.stage_profiles.items():
         if problem := stage_launcher_problem(launcher, own["executor"]):
@@ -107,7 +108,7 @@ def submit_launcher_job(run: RunDirectory, words: Sequence[str], record: LaunchR
     except RedcoFlowError as error:
         raise type(error)(
             f"{_why_not_submitted(run, error)}, or drive the run by a process on this machine "
-            f"(`redco-flow resume {run.id} --launcher {LOCAL_LAUNCHER}`)."
+            f"(`redco-flow resume {run.id} --launcher local`)."
         ) from error
 
 
@@ -142,6 +143,7 @@ def _job_to_submit(
     """Return the executor of the run's job, and the job's title, folder and process."""
     # Imported here: runs that a process of this machine drives never pay for it.
     from redco_flow.launch.executor import Launch, make_executor
+    from redco_flow.spec.profile import Profile
 
     profile = Profile.from_record(record.profile)
     profile = profile.model_copy(update={"workspace": record.workspace})

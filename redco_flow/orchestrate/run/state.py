@@ -12,18 +12,20 @@ import threading
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow import search_path
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import write_json
-from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.locks import Lease, acquire
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import check_shape, read_record
+
+if TYPE_CHECKING:
+    from redco_flow.spec.profile import Profile
 
 _BEGUN_STATES = (State.WAITING, State.RUNNING)
 
@@ -247,6 +249,8 @@ class LaunchRecord:
     @property
     def launcher(self) -> str:
         """The profile's `launcher`."""
+        from redco_flow.spec.profile import LOCAL_LAUNCHER
+
         return str(self.profile.get("launcher", LOCAL_LAUNCHER))  # absent up to 0.2.0
 
     def write(self, run: RunDirectory) -> None:
