@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.launch.disk_reserve import full_disk
+from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -218,11 +219,7 @@ def _view_of_state(run: RunDirectory, *, asks_cluster: bool) -> dict[str, Any]:
     holder = find_holder(run) if shown in LIVE_STATES else None  # else its lease may be damaged
     is_queued = False
     is_left = shown in LIVE_STATES and holder is None
-    launcher = None
-    if is_left:
-        from redco_flow.orchestrate.run.launcher import launcher_status
-
-        launcher = launcher_status(run, asks_cluster=asks_cluster)
+    launcher = launcher_status(run, asks_cluster=asks_cluster) if is_left else None
     if launcher is not None:
         is_left = launcher.has_ended
         hint = f"; {run.log_path} may say why" if is_left else ""

@@ -71,7 +71,7 @@ class Instruction:
 
     @property
     def is_product(self) -> bool:
-        """True of a matrix product that is no part of a fusion."""
+        """Whether this is a matrix product outside of a fusion."""
         return self.operation == "dot" or self.target in _CUBLAS
 
 
@@ -315,7 +315,7 @@ class Program:
         return 0 if places == [0] and user.operation == "dynamic-update-slice" else None
 
     def _inlined(self, fused: Computation) -> Computation:
-        """Return a fusion that only calls another one as that one."""
+        """Return the inner fusion where a fusion only calls another one, else the fusion itself."""
         inner = [one for one in fused.instructions.values() if one.operation != "parameter"]
         given = tuple(one.name for one in fused.parameters())
         is_call = len(inner) == 1 and inner[0].operation == "fusion" and inner[0].operands == given
