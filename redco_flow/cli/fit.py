@@ -11,6 +11,7 @@ from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.planned_fits import errors_text, recent_comparisons
 from redco_flow.tracking.results import find_result
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def find_fits(
 ) -> dict[str, dict[str, Any]]:
     """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
+    `recent_runs` says how far off the predictions for recent runs on such devices were, or is "".
+
     Raises:
         UsageError: no stage trains.
     """
@@ -92,7 +95,12 @@ def find_fits(
     stages = trainings_of(loaded.pipeline, loaded.plan)
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
-    return _find_fits(stages, loaded, target, searches=searches)
+    fits = _find_fits(stages, loaded, target, searches=searches)
+    recent = recent_comparisons(loaded.workspace)
+    for fit in fits.values():
+        compared = recent.get(fit.get("device", ""))
+        fit["recent_runs"] = errors_text(fit["device"], compared) if compared else ""
+    return fits
 
 
 def _find_fits(
@@ -119,26 +127,32 @@ def _find_fits(
         return dict(fits_of(stages, *of_plan, target, show, searches=searches))
 
 
-def refuse_what_does_not_fit(loaded: Loaded, *, compiles: bool) -> None:
-    """Raise where a training that will run does not fit the devices of its profile.
+def fits_of_run(
+    loaded: Loaded, *, compiles: bool, refuses: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of the trainings that will run, for the devices of their profiles.
 
     Args:
         compiles: else only what was planned before counts.
+        refuses: whether one that does not fit is an error.
 
     Raises:
-        DoesNotFit: every such training, and the overrides with which it fits.
+        DoesNotFit: every training that does not fit, and the overrides with which it fits.
         UsageError: whether one that is to be compiled fits is not known.
     """
     from redco_flow.orchestrate.run.fit import trainings_of
 
     stages = trainings_of(loaded.pipeline, loaded.plan, to_run=True)
     fits = _find_fits(stages, loaded, None, compiles=compiles)
+    if not refuses:
+        return fits
     errors = [fit["error"] for fit in fits.values() if "error" in fit]
     found = [_refusal(name, fit) for name, fit in fits.items() if not fit.get("fits", True)]
     if found:
         raise DoesNotFit("\n".join([*errors, *found, "`run --no-fit` submits it in any case."]))
     if errors:
         raise UsageError("\n".join(errors))
+    return fits
 
 
 def _refusal(stage: str, fit: dict[str, Any]) -> str:
@@ -180,6 +194,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
     print("; ".join(_facts(fit)))
     print(f"step time {_step_time(fit)}")
+    if fit["recent_runs"]:
+        print(fit["recent_runs"])
     for note in fit["notes"]:
         print(f"note: {note}")
     if "candidates" in fit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from redco_flow.spec.model import PositiveInt, StrictModel
+from redco_flow.spec.model import Name, PositiveInt, StrictModel
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
@@ -21,6 +21,7 @@ class ExecutorConfig(StrictModel):
     Args:
         processes_per_host: for stages that run on several processes; one for each GPU, or one.
         walltime_minutes: of stages that ask for none; None is unlimited.
+        gpu_type: the kind of its GPUs, such as a100-40g: what `plan --fit` plans for.
     """
 
     runs_arrays: ClassVar[bool] = False
@@ -38,6 +39,7 @@ class ExecutorConfig(StrictModel):
 
     processes_per_host: PositiveInt = 1
     walltime_minutes: PositiveInt | None = None
+    gpu_type: Name | None = None
 
     def check(self) -> None:
         """Raise where a profile with this executor lacks something in the section.

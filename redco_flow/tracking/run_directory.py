@@ -228,6 +228,11 @@ class RunDirectory:
         return self.path / "plan.json"
 
     @property
+    def fits_path(self) -> Path:
+        """What `plan --fit` predicted of the trainings, where it did."""
+        return self.path / "fits.json"
+
+    @property
     def patch_path(self) -> Path:
         """The code's difference from its commit, where there is one."""
         return self.path / "code.patch"

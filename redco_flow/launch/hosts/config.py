@@ -52,8 +52,6 @@ class Config(ExecutorConfig):
             finds out. What is not shared is copied, and the results copied back.
         forward_environment: variables of this machine whose values the stages get, secrets too:
             they go through SSH and are written nowhere.
-        processes_per_host: for stages that run on several processes; one for each GPU, or one.
-        walltime_minutes: of stages that ask for none; None is unlimited.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
         lost_after_minutes: a machine that has been silent for so long counts as lost.
     """

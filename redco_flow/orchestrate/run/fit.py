@@ -196,7 +196,7 @@ def _share_of_gpu(environ: Mapping[str, str]) -> float:
 def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict[str, Any]:
     if target is not None:
         return {"target": target}
-    gpus, kind = stage.resources.gpus_per_host, getattr(profile.section, "gpu_type", None)
+    gpus, kind = stage.resources.gpus_per_host, profile.section.gpu_type
     if not gpus or not kind:
         raise UsageError(
             f"stage '{stage.name}': profile '{profile.name}' does not say which devices it runs "

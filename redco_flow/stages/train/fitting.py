@@ -151,6 +151,7 @@ def fit(
         parts["other"] = used.total - sum(parts.values())
     found = {
         "device": target.device.kind,
+        "reported": target.device.reported,
         "num_devices": len(devices),
         "mesh": {axis: size for axis, size in plan.mesh.shape.items() if size > 1},
         "micro_batches": plan.layout.num_micro,
