@@ -194,6 +194,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
     print("; ".join(_facts(fit)))
     print(f"step time {_step_time(fit)}")
+    figures = (f"{k} {v['value']:g} ({v['origin']})" for k, v in fit["device_facts"].items())
+    print(f"figures of {fit['device']}: {', '.join(figures)}")
     if fit["recent_runs"]:
         print(fit["recent_runs"])
     for note in fit["notes"]:

@@ -10,8 +10,9 @@ import importlib.util
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.engine.devices import DEVICES, Device, find_device
 from redco_flow.engine.errors import EngineError
@@ -101,11 +102,17 @@ class Target:
             raise EngineError(f"libtpu knows no slice {name}: {_first_line(error)}") from error
 
 
-def read_target(text: str, *, gpus_per_host: int | None = None) -> Target:
+def read_target(
+    text: str,
+    *,
+    gpus_per_host: int | None = None,
+    described: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Target:
     """Read `KINDxNUMBER` or, of TPUs, `KIND:AxBxC`.
 
     Args:
         gpus_per_host: 8, or as many as there are of fewer, by default.
+        described: facts about devices, as of `find_device`.
 
     Raises:
         EngineError: no such device, or no such number or topology of them.
@@ -114,7 +121,7 @@ def read_target(text: str, *, gpus_per_host: int | None = None) -> Target:
     if found is None:
         raise EngineError(f"the target '{text}' is not KINDxNUMBER or KIND:TOPOLOGY: {_EXAMPLES}.")
     name, count, shape = found.groups()
-    device = find_device(name)
+    device = find_device(name, described)
     sizes = tuple(map(int, (shape or count).split("x")))
     if not all(sizes):
         raise EngineError(f"the target '{text}' has no devices.")

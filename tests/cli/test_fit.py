@@ -173,7 +173,10 @@ def searched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("searched")
     (folder / "small.yaml").write_text(PIPELINE)
     (folder / "texts.jsonl").write_text('{"text": "a text"}\n')
-    (folder / "one.yaml").write_text("{missing_gpus: warn, local: {gpu_type: h100}}")
+    devices = "devices: {h100: {hbm_gb_s: 3000}}"
+    (folder / "one.yaml").write_text(
+        f"{{missing_gpus: warn, local: {{gpu_type: h100}}, {devices}}}"
+    )
     command = Command(folder)
     smaller = ("model.config.num_hidden_layers=2", "global_batch_size=1")
     words = ("small.yaml", "-p", "one.yaml", "stages.train.resources.gpus_per_host=1", *smaller)
@@ -187,6 +190,11 @@ def test_the_search_compares_what_is_computed_again_and_the_fastest_is_first(sea
     _, _, fit = searched
 
     assert fit["recent_runs"] == ""
+    assert fit["device_facts"] == {
+        "memory_gib": {"value": 79.1, "origin": "data sheet"},
+        "hbm_gb_s": {"value": 3000, "origin": "profile"},
+        "bfloat16_tflops": {"value": 989.4, "origin": "data sheet"},
+    }
     as_it_is = next(one for one in fit["candidates"] if not one["overrides"])
     assert as_it_is["used_bytes"] == fit["used_bytes"]
     assert as_it_is["step_seconds"] == fit["step_time"]["seconds"]

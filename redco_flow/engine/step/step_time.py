@@ -86,12 +86,14 @@ class StepTime:
         least, most: with what kernels attain at best and at worst.
         parts: of `seconds`: products, attention, other kernels, launches, and waits for
             communication.
+        facts: the figures of the device that it was computed with, by their names in `Device`.
     """
 
     seconds: float
     least: float
     most: float
     parts: Spent
+    facts: list[str]
 
 
 def predict_step_time(program: Program, device: Device, hosts: Sequence[int]) -> StepTime:
@@ -105,9 +107,10 @@ def predict_step_time(program: Program, device: Device, hosts: Sequence[int]) ->
     """
     if device.platform != "cuda":
         raise NotPredicted("no step on a TPU has been measured yet to compare with")
+    facts: dict[str, None] = {}
     try:
         usual, best, worst = (
-            _Timer(program, device, hosts, attained).seconds_of(program.entry)
+            _Timer(program, device, hosts, attained, facts).seconds_of(program.entry)
             for attained in (USUAL, BEST, WORST)
         )
     except NotPredicted:
@@ -115,7 +118,7 @@ def predict_step_time(program: Program, device: Device, hosts: Sequence[int]) ->
     except (LookupError, ValueError) as error:
         raise NotPredicted(f"the program's text is not as expected: {error!r}") from error
     seconds, least, most = (sum(spent.values()) for spent in (usual, best, worst))
-    return StepTime(seconds, least, most, usual)
+    return StepTime(seconds, least, most, usual, list(facts))
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class _Timer:
     device: Device
     hosts: Sequence[int]
     attained: Attained
+    facts: dict[str, None]
 
     def seconds_of(self, name: str) -> Spent:
         """Return the seconds of a computation's run."""
@@ -168,7 +172,7 @@ class _Timer:
             products = _attention(computation, one)
         elif products := self.program.products(computation, one):
             part = "products"
-        moving = num_bytes / (self.attained.memory * self.device.hbm_gb_s * 1e9)
+        moving = num_bytes / (self.attained.memory * self._fact("hbm_gb_s") * 1e9)
         computing = sum(
             flops / (share * self._tflops(dtype) * 1e12) for dtype, flops in products.items()
         )
@@ -188,13 +192,18 @@ class _Timer:
             raise NotPredicted("the speed of copies to the host's memory is not known")
 
     def _tflops(self, dtype: str) -> float:
-        device = self.device
-        known = {
-            "bf16": device.bfloat16_tflops, "f16": device.bfloat16_tflops,
-            "f32": device.tf32_tflops, "f32 highest": device.float32_tflops,
+        fact = {
+            "bf16": "bfloat16_tflops", "f16": "bfloat16_tflops",
+            "f32": "tf32_tflops", "f32 highest": "float32_tflops",
         }.get(dtype)  # fmt: skip
-        if known is None:
-            raise NotPredicted(f"the speed of products of {dtype} on {device.kind} is not known")
+        return self._fact(fact, f"the speed of products of {dtype} on {self.device.kind}")
+
+    def _fact(self, name: str | None, what: str = "") -> float:
+        """Return a figure of the device; NotPredicted says `what` is not known."""
+        known: float | None = getattr(self.device, name) if name else None
+        if name is None or known is None:
+            raise NotPredicted(f"{what} is not known")
+        self.facts[name] = None
         return known
 
     def _sending(self, kind: str, computation: Computation, one: Instruction) -> float:
@@ -229,13 +238,8 @@ class _Timer:
         return _SECONDS_OF_COLLECTIVE + seconds
 
     def _gb_s(self, link: str) -> float:
-        known = self.device.host_gb_s if link == "host" else self.device.network_gb_s
-        if known is None:
-            what = "other devices of its host" if link == "host" else "other hosts"
-            raise NotPredicted(
-                f"the speed of the link of {self.device.kind} to {what} is not known"
-            )
-        return known
+        other = "other devices of its host" if link == "host" else "other hosts"
+        return self._fact(f"{link}_gb_s", f"the speed of the link of {self.device.kind} to {other}")
 
 
 def _add(spent: Spent, more: Spent) -> None:

@@ -115,6 +115,11 @@ def fits_of(
             "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
             "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
         }
+        if of_stage.devices:
+            request["described"] = {
+                name: facts.model_dump(mode="json", exclude_none=True)
+                for name, facts in of_stage.devices.items()
+            }
         fit: dict[str, Any]
         try:
             request |= _devices(stage, of_stage, target)

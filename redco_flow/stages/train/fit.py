@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Request:
         dataset: the directory of the published dataset, if there is one.
         inputs: names of the stage's inputs.
         share_of_gpu: of a GPU's memory, which the stage's process takes.
+        described: facts about devices, as of `engine.devices.find_device`.
         searches: also for the fastest mesh.
     """
 
@@ -55,6 +56,7 @@ class Request:
     dataset: str | None = None
     inputs: Sequence[str] = ()
     share_of_gpu: float = 1.0
+    described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     searches: bool = False
 
 
@@ -79,7 +81,9 @@ def main() -> None:
 
 
 def _answer(request: Request, progress: Any) -> dict[str, Any]:
-    target = read_target(request.target, gpus_per_host=request.gpus_per_host)
+    target = read_target(
+        request.target, gpus_per_host=request.gpus_per_host, described=request.described
+    )
     target.set_environment()
     progress("reading the model")
     from redco_flow.stages.train import fitting, planned_data

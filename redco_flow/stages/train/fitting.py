@@ -372,7 +372,8 @@ def _duration(step: _Step, data: PlannedData, target: Target) -> dict[str, Any]:
     try:
         time = _predicted(step, target)
     except NotPredicted as error:
-        return {"step_time": None, "step_time_unknown": str(error)}
+        unknown = {"step_time": None, "step_time_unknown": str(error)}
+        return {**unknown, "device_facts": _facts(target, ["memory_gib"])}
     labels: tuple[int, ...] = getattr(data.widest_batch.get("labels"), "shape", ())
     rows = step.plan.layout.global_batch_size
     total = data.num_steps and data.num_steps * time.seconds
@@ -386,7 +387,19 @@ def _duration(step: _Step, data: PlannedData, target: Target) -> dict[str, Any]:
         "all_steps_seconds": total,
         "device_hours": total and total * target.num_devices / 3600,
     }
-    return {"step_time": found}
+    return {"step_time": found, "device_facts": _facts(target, ["memory_gib", *time.facts])}
+
+
+def _facts(target: Target, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return figures of the target's device, each with what it is from."""
+    device = target.device
+    return {
+        name: {
+            "value": getattr(device, name),
+            "origin": "profile" if name in device.described else "data sheet",
+        }
+        for name in names
+    }
 
 
 def _bytes_per_device(tree: Any) -> int:
