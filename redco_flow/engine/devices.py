@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from redco_flow.engine.errors import EngineError
@@ -54,6 +54,7 @@ class Device:
         architecture: of GPUs that programs can be compiled for without having one.
         torus_dims: of TPUs: 2 or 3.
         described: the facts that are not from the source, but described by the user.
+        measured: what programs attained of some facts (`engine.device_speed`).
     """
 
     kind: str
@@ -69,6 +70,15 @@ class Device:
     architecture: GpuArchitecture | None = None
     torus_dims: int | None = None
     described: frozenset[str] = frozenset()
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    def is_reported_as(self, device_kind: str) -> bool:
+        """Return whether JAX calls such a device so.
+
+        A part of a GPU (MIG) has not what all of it has, and is not such a device.
+        """
+        is_part = "MIG" in device_kind
+        return not is_part and bool(re.fullmatch(self.reported, device_kind, re.IGNORECASE))
 
     @property
     def platform(self) -> Literal["cuda", "tpu"]:
@@ -134,13 +144,8 @@ DEVICES: tuple[Device, ...] = (
 
 
 def known_device(device_kind: str) -> Device | None:
-    """Return the row of what JAX calls a device.
-
-    A part of a GPU (MIG) has not what all of it has, and is not known.
-    """
-    if "MIG" in device_kind:
-        return None
-    return next((one for one in DEVICES if re.fullmatch(one.reported, device_kind, re.I)), None)
+    """Return the row of what JAX calls a device."""
+    return next((one for one in DEVICES if one.is_reported_as(device_kind)), None)
 
 
 def peak_tflops(device_kind: str) -> float | None:

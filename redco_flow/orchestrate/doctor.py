@@ -57,7 +57,7 @@ def examine(profile: Profile) -> Iterator[Finding]:
         yield Finding("executor", False, str(error), "see `executor` in the profile")
         return
     yield Finding("executor", True, profile.executor)
-    yield from executor.examine(_gpus_per_host(profile))
+    yield from executor.examine(gpus_per_host(profile))
 
 
 def _check_python(profile: Profile) -> Finding:
@@ -122,7 +122,8 @@ def _check_disk(profile: Profile) -> Finding:
     )
 
 
-def _gpus_per_host(profile: Profile) -> int:
+def gpus_per_host(profile: Profile) -> int:
+    """Return the most GPUs that a stage requests by the profile's defaults."""
     stages = profile.defaults.get("stages") or {}
     asked = [(stage or {}).get("resources") or {} for stage in stages.values()]
     return max((int(one.get("gpus_per_host") or 0) for one in asked), default=0)

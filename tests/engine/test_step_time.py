@@ -1,5 +1,7 @@
 """Times of hand-written programs: closed forms of an H100's data sheet."""
 
+from dataclasses import replace
+
 import pytest
 
 from redco_flow.engine.devices import find_device
@@ -70,10 +72,11 @@ FLOAT32 = (
 ONE_PRODUCT = 2 * N**3 / (USUAL.products * FLOPS) + LAUNCH
 
 
-def step_time(*lines, device="h100", num_devices=1, per_host=8):
+def step_time(*lines, device="h100", num_devices=1, per_host=8, **measured):
     text = PROGRAM.format(body="\n".join(lines), rhs="rhs_contracting_dims={0}")
     hosts = [number // per_host for number in range(num_devices)]
-    return predict_step_time(Program(text), find_device(device), hosts)
+    known = replace(find_device(device), measured=measured)
+    return predict_step_time(Program(text), known, hosts)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +120,18 @@ def test_a_step_takes_the_sum_of_its_kernels_rooflines_and_launches(lines, secon
 
     assert time.seconds == pytest.approx(seconds, rel=1e-9)
     assert sum(time.parts.values()) == pytest.approx(time.seconds)
+
+
+def test_measured_figures_take_the_place_of_usual_shares():
+    time = step_time(PRODUCT, ELEMENTWISE, bfloat16_tflops=500.0, hbm_gb_s=2000.0)
+    computing = 2 * N**3 / 500e12
+    usual = step_time(PRODUCT, ELEMENTWISE)
+
+    assert time.parts["products"] == pytest.approx(computing)
+    moving = usual.parts["other kernels"] * USUAL.memory * HBM / 2000e9
+    assert time.parts["other kernels"] == pytest.approx(moving)
+    assert time.facts == ["hbm_gb_s", "bfloat16_tflops"]
+    assert time.least < time.seconds < time.most
 
 
 def test_the_interval_is_what_kernels_attain_at_best_and_at_worst():

@@ -172,9 +172,11 @@ class _Timer:
             products = _attention(computation, one)
         elif products := self.program.products(computation, one):
             part = "products"
-        moving = num_bytes / (self.attained.memory * self._fact("hbm_gb_s") * 1e9)
+        what = f"the bandwidth of the memory of {self.device.kind}"
+        hbm_gb_s = self._attained("hbm_gb_s", self.attained.memory, USUAL.memory, what)
+        moving = num_bytes / (hbm_gb_s * 1e9)
         computing = sum(
-            flops / (share * self._tflops(dtype) * 1e12) for dtype, flops in products.items()
+            flops / (self._tflops(dtype, share) * 1e12) for dtype, flops in products.items()
         )
         return {part: max(moving, computing), "launches": self.attained.launch_seconds}
 
@@ -191,20 +193,25 @@ class _Timer:
         if "S(5)" in one.result:
             raise NotPredicted("the speed of copies to the host's memory is not known")
 
-    def _tflops(self, dtype: str) -> float:
+    def _tflops(self, dtype: str, share: float) -> float:
         fact = {
             "bf16": "bfloat16_tflops", "f16": "bfloat16_tflops",
             "f32": "tf32_tflops", "f32 highest": "float32_tflops",
-        }.get(dtype)  # fmt: skip
-        return self._fact(fact, f"the speed of products of {dtype} on {self.device.kind}")
+        }.get(dtype, "")  # fmt: skip
+        what = f"the speed of products of {dtype} on {self.device.kind}"
+        return self._attained(fact, share, USUAL.products, what)
 
-    def _fact(self, name: str | None, what: str = "") -> float:
-        """Return a figure of the device; NotPredicted says `what` is not known."""
-        known: float | None = getattr(self.device, name) if name else None
-        if name is None or known is None:
+    def _attained(self, fact: str, share: float, usual: float, what: str) -> float:
+        """Return a share of a figure of the device; NotPredicted says `what` is not known.
+
+        A measured figure takes the place of the usual share.
+        """
+        measured = self.device.measured.get(fact)
+        known = getattr(self.device, fact, None) if measured is None else measured / usual
+        if known is None:
             raise NotPredicted(f"{what} is not known")
-        self.facts[name] = None
-        return known
+        self.facts[fact] = None
+        return share * float(known)
 
     def _sending(self, kind: str, computation: Computation, one: Instruction) -> float:
         """Return the seconds that a collective's slower link needs, by NCCL's rings.
@@ -232,14 +239,14 @@ class _Timer:
             ("network", is_across, of_network),
         ):
             if is_used:
-                gb_s = self._gb_s(link)
-                sending = turns * each_turn * share / (self.attained.links * gb_s * 1e9)
+                sending = turns * each_turn * share / (self._gb_s(link) * 1e9)
                 seconds = max(seconds, sending + turns * _SECONDS_OF_TURN[link])
         return _SECONDS_OF_COLLECTIVE + seconds
 
     def _gb_s(self, link: str) -> float:
         other = "other devices of its host" if link == "host" else "other hosts"
-        return self._fact(f"{link}_gb_s", f"the speed of the link of {self.device.kind} to {other}")
+        what = f"the speed of the link of {self.device.kind} to {other}"
+        return self._attained(f"{link}_gb_s", self.attained.links, USUAL.links, what)
 
 
 def _add(spent: Spent, more: Spent) -> None:

@@ -33,6 +33,7 @@ from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.calibrations import read_calibrations
 from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.results import find_result
 from redco_flow.tracking.workspace import Workspace
@@ -120,6 +121,8 @@ def fits_of(
                 name: facts.model_dump(mode="json", exclude_none=True)
                 for name, facts in of_stage.devices.items()
             }
+        if calibrations := read_calibrations(workspace, profile.name):
+            request["measured"] = {one["device_kind"]: one["figures"] for one in calibrations}
         fit: dict[str, Any]
         try:
             request |= _devices(stage, of_stage, target)

@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Request:
         inputs: names of the stage's inputs.
         share_of_gpu: of a GPU's memory, which the stage's process takes.
         described: facts about devices, as of `engine.devices.find_device`.
+        measured: figures by what JAX calls a device.
         searches: also for the fastest mesh.
     """
 
@@ -57,6 +58,7 @@ class Request:
     inputs: Sequence[str] = ()
     share_of_gpu: float = 1.0
     described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     searches: bool = False
 
 
@@ -84,6 +86,9 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
     target = read_target(
         request.target, gpus_per_host=request.gpus_per_host, described=request.described
     )
+    for reported, figures in request.measured.items():
+        if target.device.is_reported_as(reported):
+            target = replace(target, device=replace(target.device, measured=figures))
     target.set_environment()
     progress("reading the model")
     from redco_flow.stages.train import fitting, planned_data

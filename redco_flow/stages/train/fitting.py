@@ -393,12 +393,11 @@ def _duration(step: _Step, data: PlannedData, target: Target) -> dict[str, Any]:
 def _facts(target: Target, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return figures of the target's device, each with what it is from."""
     device = target.device
+    given = {name: "profile" if name in device.described else "data sheet" for name in names}
+    origins = given | {name: "measured" for name in names if name in device.measured}
     return {
-        name: {
-            "value": getattr(device, name),
-            "origin": "profile" if name in device.described else "data sheet",
-        }
-        for name in names
+        name: {"value": device.measured.get(name, getattr(device, name)), "origin": origin}
+        for name, origin in origins.items()
     }
 
 
