@@ -1,7 +1,7 @@
 """Measure the speed of a profile's devices, by a run of one stage on one host.
 
-It is a run like any other, in a workspace of its own below the profile's, so that each one
-measures anew. Imports neither Prefect nor JAX.
+It is a run like any other, in a workspace of its own below the profile's, so that no earlier
+result is reused. Imports neither Prefect nor JAX.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def _pattern(text: str) -> str:
 
 
 class GpuArchitecture(StrictModel):
-    """What XLA needs to compile for a GPU where there is none; CUDA's deviceQuery shows it.
+    """Facts that XLA needs to compile for a GPU where there is none (CUDA's deviceQuery).
 
     Args:
         compute_capability: 90 for 9.0.

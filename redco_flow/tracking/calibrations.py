@@ -1,4 +1,4 @@
-"""Speeds of devices that were measured through a profile, by `redco-flow calibrate`.
+"""Keep the speeds of devices that `redco-flow calibrate` measured through a profile.
 
 One file of the workspace's cache for each profile and kind of device; a later one replaces it.
 """
@@ -15,7 +15,7 @@ from redco_flow.tracking.workspace import Workspace
 
 
 class Calibration(TypedDict, total=False):
-    """What a run of `calibrate` measured; `figures` are named as facts about devices."""
+    """The result of a run of `calibrate`; `figures` are named as facts about devices."""
 
     profile: Required[str]
     device_kind: Required[str]

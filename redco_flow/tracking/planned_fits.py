@@ -1,4 +1,4 @@
-"""What `plan --fit` predicted of a run's trainings, next to what they measured.
+"""Compare the predictions of `plan --fit` for a run's trainings with what they measured.
 
 fits.json of a run has the predictions, written when the run is started; progress.json of a
 training's attempts has the devices, the median step time and the allocator's peak.

@@ -229,7 +229,7 @@ class RunDirectory:
 
     @property
     def fits_path(self) -> Path:
-        """What `plan --fit` predicted of the trainings, where it did."""
+        """Path of the predictions of `plan --fit` for the trainings, where there are any."""
         return self.path / "fits.json"
 
     @property

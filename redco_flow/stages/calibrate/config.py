@@ -12,7 +12,7 @@ SPEEDS_FILE = "speeds.json"
 
 
 class Config(StageConfig):
-    """What is timed on the devices of one host.
+    """Sizes of the operations that are timed on the devices of one host.
 
     Args:
         product_sizes: rows of the square matrices that are multiplied.

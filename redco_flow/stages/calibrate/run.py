@@ -1,4 +1,4 @@
-"""calibrate: how fast the devices of a host compute, move their memory and exchange."""
+"""calibrate: the speed of a host's devices out: products, copies, exchanges."""
 
 from __future__ import annotations
 
