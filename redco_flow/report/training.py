@@ -113,10 +113,10 @@ def view_training(
             *([("model", parameters)] if parameters else []),
             *([("warning", warning)] if warning else []),
             *_goodput_facts(goodput),
-            *((figure.name, figure.text) for figure in (fit.figures if fit else ())),
+            *_fit_facts(fit),
         ),
         figures=tuple(figures),
-        tables=(*_tables(history, units), *_time_table(goodput), *_fit_table(fit)),
+        tables=(*_tables(history, units), *_time_table(goodput), *_fit_tables(fit)),
         remarks=(*history.remarks, *_not_finite(history)),
     )
 
@@ -183,22 +183,26 @@ def _time_table(goodput: TimeParts | None) -> Iterator[ValueTable]:
     yield ValueTable("Time", ("part", "seconds", "share"), rows, note)
 
 
-def _fit_table(fit: FitComparison | None) -> Iterator[ValueTable]:
-    """The parts of a step's time and of a device's memory that were predicted."""
+def _fit_facts(fit: FitComparison | None) -> Iterator[tuple[str, str]]:
+    if fit is not None:
+        yield from ((figure.name, figure.text) for figure in fit.figures)
+        if fit.ran_on:
+            yield "predicted for", f"{fit.target}; not compared, it ran on {fit.ran_on}"
+
+
+def _fit_tables(fit: FitComparison | None) -> Iterator[ValueTable]:
+    """The predicted parts of a step's time and of a device's memory, each after their sum."""
     if fit is None:
         return
-    rows = []
+    header = ("part", "predicted", "measured", "difference")
+    note = f"Predicted by plan --fit for {fit.target}."
     if fit.time and (time := fit.fit["step_time"]):
         parts = sorted(time["parts_seconds"].items(), key=lambda part: -part[1])
-        rows += [_fit_row(fit.time), *(_fit_row(FitFigure(*part, "s")) for part in parts)]
-    rows.append(_fit_row(fit.memory))
-    for name, num_bytes in fit.fit["parts_bytes"].items():
-        rows.append(_fit_row(FitFigure(name.replace("_", " "), num_bytes / 2**30, "GiB")))
-    note = f"Predicted by plan --fit for {fit.target}."
-    if fit.ran_on:
-        note += f" Not compared: it ran on {fit.ran_on}."
-    header = ("part", "predicted", "measured", "difference")
-    yield ValueTable("Step time and memory", header, tuple(rows), note)
+        rows = [fit.time, *(FitFigure(name, seconds, "s") for name, seconds in parts)]
+        yield ValueTable("Step time", header, tuple(map(_fit_row, rows)), note)
+    sizes = fit.fit["parts_bytes"].items()
+    rows = [fit.memory, *(FitFigure(name.replace("_", " "), n / 2**30, "GiB") for name, n in sizes)]
+    yield ValueTable("Memory per device", header, tuple(map(_fit_row, rows)), note)
 
 
 def _fit_row(figure: FitFigure) -> tuple[str, str, str, str]:

@@ -196,11 +196,10 @@ def test_a_trainings_prediction_is_shown_next_to_its_measurement(builder, read_r
 
     assert "step time 0.42 s, predicted 0.4 s (+5.0 %)" in page.text
     assert "memory per device 38 GiB, predicted 40 GiB (-5.0 %)" in page.text
-    rows = (
-        "step time 0.4000 s 0.4200 s +5.0%", "products 0.3000 s – –", "launches 0.1000 s – –",
-        "memory per device 40.00 GiB 38.00 GiB -5.0%", "optimizer state 5.000 GiB – –",
-    )  # fmt: skip
-    assert " ".join(rows) in page.text
+    times = "step time 0.4000 s 0.4200 s +5.0% products 0.3000 s – – launches 0.1000 s – –"
+    sizes = "memory per device 40.00 GiB 38.00 GiB -5.0% optimizer state 5.000 GiB – –"
+    assert times in page.text
+    assert sizes in page.text
 
 
 @pytest.mark.parametrize(
