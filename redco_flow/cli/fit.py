@@ -180,6 +180,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
     print("; ".join(_facts(fit)))
     print(f"step time {_step_time(fit)}")
+    if fit["step_time"]:
+        _print_traffic(fit["step_time"]["traffic"])
     for note in fit["notes"]:
         print(f"note: {note}")
     if "candidates" in fit:
@@ -229,6 +231,16 @@ def _step_time(fit: dict[str, Any]) -> str:
         hours = f"{number(time['device_hours'])} GPU-hours"
         facts.append(f"all steps {duration(time['all_steps_seconds'])}, {hours}")
     return "; ".join(facts)
+
+
+def _print_traffic(traffic: Sequence[dict[str, Any]]) -> None:
+    """Print what is sent along each axis of the mesh, whether kernels hide its time or not."""
+    rows = [
+        [one["axes"], one["link"], _gib(one["bytes_per_device"]), _seconds(one["seconds"])]
+        for one in traffic
+    ]
+    if rows:
+        print(columns(rows, ["SENT ALONG", "SLOWEST LINK", "GiB A DEVICE", "TIME ON IT"]))
 
 
 def _seconds(seconds: float | None) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from redco_flow.engine.devices import DEVICES, Device, find_device
 from redco_flow.engine.errors import EngineError
+from redco_flow.engine.step.links import Fabrics
 
 if TYPE_CHECKING:
     import jax
@@ -49,10 +50,12 @@ class Target:
 
     Args:
         topology: of TPUs, the chips along each dim of their torus; of GPUs (1, hosts, GPUs a host).
+        fabrics: which of the hosts share a network; None: all.
     """
 
     device: Device
     topology: tuple[int, ...]
+    fabrics: Fabrics | None = None
 
     @property
     def num_devices(self) -> int:

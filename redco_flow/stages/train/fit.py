@@ -15,11 +15,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from redco_flow.engine.errors import EngineError
+from redco_flow.engine.step.links import Fabrics
 from redco_flow.engine.targets import read_target
 from redco_flow.errors import RedcoFlowError
 from redco_flow.search_path import append_current_directory
@@ -40,6 +41,7 @@ class Request:
         config: of the train stage, as JSON.
         target: as of `engine.targets.read_target`.
         gpus_per_host: where the target's hosts have other than 8.
+        fabrics: the arguments of `Fabrics`, where not all hosts share a network.
         preprocessing: (kind, Config as JSON) of the stage that makes the dataset; None: no stage.
         dataset: the directory of the published dataset, if there is one.
         inputs: names of the stage's inputs.
@@ -51,6 +53,7 @@ class Request:
     config: Mapping[str, Any]
     target: str
     gpus_per_host: int | None = None
+    fabrics: Mapping[str, Any] | None = None
     preprocessing: tuple[str, Mapping[str, Any]] | None = None
     dataset: str | None = None
     inputs: Sequence[str] = ()
@@ -80,6 +83,8 @@ def main() -> None:
 
 def _answer(request: Request, progress: Any) -> dict[str, Any]:
     target = read_target(request.target, gpus_per_host=request.gpus_per_host)
+    if request.fabrics is not None:
+        target = replace(target, fabrics=Fabrics(**request.fabrics))
     target.set_environment()
     progress("reading the model")
     from redco_flow.stages.train import fitting, planned_data
