@@ -172,6 +172,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     verdict = "fits" if fit["fits"] else "does not fit"
     of = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     devices = f"{fit['num_devices']} x {fit['device']}{f' ({mesh})' if mesh else ''}"
+    if fit["hosts_of_fabrics"]:
+        devices += f", {' + '.join(map(str, fit['hosts_of_fabrics']))} hosts of as many fabrics"
     print(f"\n--- {stage} on {devices}: {verdict}, {of}")
     parts = {
         key: size for key, size in fit["parts_bytes"].items() if key != "other" or size >= 2**20

@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,11 @@ class Target:
     def num_devices(self) -> int:
         """Devices of all hosts."""
         return math.prod(self.topology)
+
+    @property
+    def hosts_of_fabrics(self) -> list[int]:
+        """The number of hosts of each fabric; empty where all share one."""
+        return [] if self.fabrics is None else [*Counter(self.fabrics.of_host).values()]
 
     def set_environment(self) -> None:
         """Choose JAX's platform; to be called before JAX is imported."""

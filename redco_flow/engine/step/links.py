@@ -58,7 +58,7 @@ class Fabrics:
 
 @dataclass(frozen=True)
 class Sending:
-    """What one collective costs.
+    """The cost of one collective.
 
     Args:
         link: the one that it waits for.
@@ -154,7 +154,7 @@ class Links:
 
 @dataclass
 class Traffic:
-    """What the collectives along some axes of a mesh cost in one run of a program.
+    """The cost of the collectives along some axes of a mesh in one run of a program.
 
     Args:
         axes: as `fsdp`, or `data and fsdp` where one collective goes over both.

@@ -154,6 +154,7 @@ def fit(
         "device": target.device.kind,
         "num_devices": len(devices),
         "mesh": {axis: size for axis, size in plan.mesh.shape.items() if size > 1},
+        "hosts_of_fabrics": target.hosts_of_fabrics,
         "micro_batches": plan.layout.num_micro,
         "remat": plan.remat,
         "fits": step.fits,
