@@ -186,6 +186,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     verdict = "fits" if fit["fits"] else "does not fit"
     of = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     devices = f"{fit['num_devices']} x {fit['device']}{f' ({mesh})' if mesh else ''}"
+    if fit["hosts_of_fabrics"]:
+        devices += f", {' + '.join(map(str, fit['hosts_of_fabrics']))} hosts of as many fabrics"
     print(f"\n--- {stage} on {devices}: {verdict}, {of}")
     parts = {
         key: size for key, size in fit["parts_bytes"].items() if key != "other" or size >= 2**20
@@ -194,6 +196,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
     print("; ".join(_facts(fit)))
     print(f"step time {_step_time(fit)}")
+    if fit["step_time"]:
+        _print_traffic(fit["step_time"]["traffic"])
     figures = (f"{k} {v['value']:g} ({v['origin']})" for k, v in fit["device_facts"].items())
     print(f"figures of {fit['device']}: {', '.join(figures)}")
     if fit["recent_runs"]:
@@ -247,6 +251,16 @@ def _step_time(fit: dict[str, Any]) -> str:
         hours = f"{number(time['device_hours'])} GPU-hours"
         facts.append(f"all steps {duration(time['all_steps_seconds'])}, {hours}")
     return "; ".join(facts)
+
+
+def _print_traffic(traffic: Sequence[dict[str, Any]]) -> None:
+    """Print what is sent along each axis of the mesh, whether kernels hide its time or not."""
+    rows = [
+        [one["axes"], one["link"], _gib(one["bytes_per_device"]), _seconds(one["seconds"])]
+        for one in traffic
+    ]
+    if rows:
+        print(columns(rows, ["SENT ALONG", "SLOWEST LINK", "GiB A DEVICE", "TIME ON IT"]))
 
 
 def _seconds(seconds: float | None) -> str:

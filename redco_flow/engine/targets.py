@@ -10,12 +10,14 @@ import importlib.util
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.engine.devices import DEVICES, Device, find_device
 from redco_flow.engine.errors import EngineError
+from redco_flow.engine.step.links import Fabrics
 
 if TYPE_CHECKING:
     import jax
@@ -50,15 +52,22 @@ class Target:
 
     Args:
         topology: of TPUs, the chips along each dim of their torus; of GPUs (1, hosts, GPUs a host).
+        fabrics: which of the hosts share a network; None: all.
     """
 
     device: Device
     topology: tuple[int, ...]
+    fabrics: Fabrics | None = None
 
     @property
     def num_devices(self) -> int:
         """Devices of all hosts."""
         return math.prod(self.topology)
+
+    @property
+    def hosts_of_fabrics(self) -> list[int]:
+        """The number of hosts of each fabric; empty where all share one."""
+        return [] if self.fabrics is None else [*Counter(self.fabrics.of_host).values()]
 
     def set_environment(self) -> None:
         """Choose JAX's platform; to be called before JAX is imported."""

@@ -211,7 +211,13 @@ def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict
             f"on: set their number, and `gpu_type` in the profile, or give `plan --fit` a "
             f"--target, {_EXAMPLES}."
         )
-    return {"target": f"{kind}x{gpus * stage.resources.num_hosts}", "gpus_per_host": gpus}
+    devices = {"target": f"{kind}x{gpus * stage.resources.num_hosts}", "gpus_per_host": gpus}
+    if (fabrics := profile.section.fabrics_of(stage.resources)) is None:
+        return devices
+    numbers, between = fabrics
+    of_host = [fabric for fabric, number in enumerate(numbers) for _ in range(number)]
+    link = {"between_gb_s": between.gb_s, "latency_us": between.latency_us}
+    return {**devices, "fabrics": {"of_host": of_host, **link}}
 
 
 def _data(

@@ -18,8 +18,9 @@ import jax
 import yaml
 
 from redco_flow.engine.sharding.mesh import FSDP_AXIS, MODEL_AXIS
+from redco_flow.engine.step.links import NotPredicted, Traffic, find_traffic
 from redco_flow.engine.step.program import Program, UnknownLoop
-from redco_flow.engine.step.step_time import NotPredicted, StepTime, predict_step_time
+from redco_flow.engine.step.step_time import StepTime, links_of, predict_step_time
 from redco_flow.engine.targets import Target
 from redco_flow.engine.training_plan import StepMemory, TrainingPlan, step_memory
 from redco_flow.recipes.recipe import Recipe
@@ -154,6 +155,7 @@ def fit(
         "reported": target.device.reported,
         "num_devices": len(devices),
         "mesh": {axis: size for axis, size in plan.mesh.shape.items() if size > 1},
+        "hosts_of_fabrics": target.hosts_of_fabrics,
         "micro_batches": plan.layout.num_micro,
         "remat": plan.remat,
         "fits": step.fits,
@@ -363,14 +365,24 @@ def _program_cost(program: Program | None) -> dict[str, Any]:
 def _predicted(step: _Step, target: Target) -> StepTime:
     if step.program is None:
         raise NotPredicted("the compiled program cannot be read")
-    hosts = [device.process_index for device in step.plan.mesh.devices.flat]
-    return predict_step_time(step.program, target.device, hosts)
+    return predict_step_time(step.program, target.device, _hosts(step), target.fabrics)
+
+
+def _traffic(step: _Step, target: Target) -> list[Traffic]:
+    assert step.program is not None
+    links = links_of(target.device, _hosts(step), target.fabrics)
+    return find_traffic(step.program, links, step.plan.mesh.shape)
+
+
+def _hosts(step: _Step) -> list[int]:
+    return [device.process_index for device in step.plan.mesh.devices.flat]
 
 
 def _duration(step: _Step, data: PlannedData, target: Target) -> dict[str, Any]:
     """Return how long a step takes, and what follows from it; or why that is not known."""
     try:
         time = _predicted(step, target)
+        traffic = _traffic(step, target)
     except NotPredicted as error:
         unknown = {"step_time": None, "step_time_unknown": str(error)}
         return {**unknown, "device_facts": _facts(target, ["memory_gib"])}
@@ -382,6 +394,7 @@ def _duration(step: _Step, data: PlannedData, target: Target) -> dict[str, Any]:
         "least_seconds": time.least,
         "most_seconds": time.most,
         "parts_seconds": time.parts,
+        "traffic": [vars(one) for one in traffic],
         "rows_per_second": rows / time.seconds,
         "tokens_per_second": rows * labels[1] / time.seconds if len(labels) == 2 else None,
         "all_steps_seconds": total,
