@@ -18,7 +18,7 @@ from redco_flow.tracking.workspace import Workspace
 
 _NUM_RUNS = 100  # the newest, of which most have no prediction
 _NUM_RECENT = 10
-_DEVICES = re.compile(r"(?:(\d+) × )?(.+)")
+_DEVICES = re.compile(r"(?:(\d+) × )?(.+)", re.DOTALL)
 
 
 class PlannedStepTime(TypedDict, total=False):
