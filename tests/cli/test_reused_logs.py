@@ -20,6 +20,8 @@ def twice(finished):
     command, first = finished
     second = command.json("run", "sums.yaml")
     assert all(stage["reused"] for stage in second["stages"].values())
+    assert second["metrics"] == first["metrics"]
+    assert second["run"] != first["run"]
     return command, first["run"], second["run"]
 
 

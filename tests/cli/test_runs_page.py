@@ -14,14 +14,40 @@ from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Served, wait_for
-from tests.cluster.pipelines import PIPELINE as TRAINING
-from tests.cluster.pipelines import ROWS
 
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 STARTED = "2026-01-31T12:00:00.000+00:00"
 ENDED = "2026-01-31T12:04:10.000+00:00"
+# Longer than a test, which cancels it, and no more than some steps a second.
+TRAINING = """\
+name: line
+recipe: python:line
+data: {train: line.jsonl, validation_fraction: 0.0, columns: {x: x, y: y}}
+stages:
+  preprocess: {}
+  train: {num_epochs: 100000, global_batch_size: 2, learning_rate: 1e-3, log_every_steps: 1}
+"""
+RECIPE = """\
+import time
+import numpy as np
+
+COLUMNS = ("x", "y")
+
+def init_params(key):
+    return {"w": np.float32(0.0), "b": np.float32(0.0)}
+
+def collate_fn(examples):
+    time.sleep(0.2)
+    return {name: np.array([one[name] for one in examples], np.float32) for name in COLUMNS}
+
+def loss_fn(params, batch, rngs, is_training):
+    return ((params["w"] * batch["x"] + params["b"] - batch["y"]) ** 2).mean()
+
+def pred_fn(params, batch, rngs):
+    return params["w"] * batch["x"] + params["b"]
+"""
 
 
 def make_run(workspace, name="sums", *, state="completed", accuracy=None, message="", **given):
@@ -274,14 +300,13 @@ def test_the_pages_fit_and_are_accessible(serve, workspace, open_page, width, sc
 
 
 def test_curves_move_while_a_real_training_runs_and_its_end_is_shown(
-    serve, workspace, command, open_page, compile_cache
+    serve, workspace, command, open_page
 ):
-    lines = (json.dumps({"source": source, "target": target}) for source, target in ROWS)
-    (command.folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    # Longer than this test: it is cancelled.
-    text = TRAINING.format(rows="rows.jsonl", num_hosts=1, num_epochs=100_000)
-    (command.folder / "tiny.yaml").write_text(text)
-    id_ = command("run", "tiny.yaml", "--detach").strip()
+    rows = (json.dumps({"x": x / 20, "y": 3 * x / 20 + 1}) + "\n" for x in range(20))
+    (command.folder / "line.jsonl").write_text("".join(rows))
+    (command.folder / "line.py").write_text(RECIPE)
+    (command.folder / "line.yaml").write_text(TRAINING)
+    id_ = command("run", "line.yaml", "--detach").strip()
     page = open_page(serve(id_).link)
     steps = "() => document.querySelector('#training .plot')?.data?.[0].x.length || 0"
 

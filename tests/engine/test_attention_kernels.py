@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 import logging
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -370,18 +368,17 @@ def test_a_step_over_context_shards_compiled_for_tpus_has_the_kernel_and_no_scor
 
 
 @pytest.mark.slow
-def test_attention_costs_no_more_than_splash_called_bare():
+def test_attention_costs_no_more_than_splash_called_bare(monkeypatch):
     """Between projections, of 512 tokens, compiled for a v5p chip."""
     pytest.importorskip("libtpu", reason="pip install libtpu")
-    script = Path(__file__).parents[2] / "benchmarks" / "attention_cost.py"
-    environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    attention_cost = importlib.import_module("attention_cost")
+    options = SimpleNamespace(target="v5p", shape="tiny", window=None, cap=None, xla=False)
 
-    done = subprocess.run(
-        [sys.executable, script, "--lengths", "512", "--shape", "tiny"],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    record = attention_cost.measure(options, 512)
 
-    (record,) = json.loads(done.stdout.splitlines()[-1])["attention"]
     assert record["ours"]["kernels"] == record["bare"]["kernels"] == 3
     assert record["hbm_bytes_ratio"] <= 1.1
     assert record["temp_bytes_ratio"] <= 1.1
