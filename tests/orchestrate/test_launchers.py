@@ -8,9 +8,9 @@ from orchestrate_runs import TWO_STAGES, events, kill_launcher, wait_for_end, wa
 
 from redco_flow.errors import ClusterUnreachable, DamagedRecord, UsageError
 from redco_flow.orchestrate.run.cancel import cancel_run
-from redco_flow.orchestrate.run.launcher import is_launcher_job, process_words
+from redco_flow.orchestrate.run.launcher import process_words
 from redco_flow.orchestrate.run.start import resume_run, spawn
-from redco_flow.records import write_json
+from redco_flow.records import read_json, write_json
 from redco_flow.tracking.deletions import forget_deletion, new_deletion, write_deletion
 from redco_flow.tracking.locks import acquire, find_holder
 
@@ -89,16 +89,16 @@ def test_a_launcher_job_that_was_not_submitted_leaves_no_record_and_one_that_may
     for start in (spawn, resume_run):
         with pytest.raises(ClusterUnreachable, match=r"was not submitted: there is no command"):
             start(run)
-        assert not is_launcher_job(run, "7")
-    words = [sys.executable, "-m", *process_words(run), "--job", "7"]
-    subprocess.run(words, check=True)  # a job of before, which Slurm has started again
-    assert run.read_state()["state"] == "pending"
+        assert not (run.path / "launcher.json").exists()
+    words = [sys.executable, "-m", *process_words(run), "--job", "7", "--job-name", "before"]
     (tmp_path / "sbatch").write_text(NO_ANSWER)
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(ClusterUnreachable, match=r"may have accepted it: .*Socket timed out"):
         resume_run(run)
+    subprocess.run(words, check=True)  # a job of before, which Slurm has started again
 
-    assert is_launcher_job(run, "7")
+    assert read_json(run.path / "launcher.json")["job_id"] == ""
+    assert run.read_state()["state"] == "pending"
 
 
 def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
