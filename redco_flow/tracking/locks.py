@@ -221,8 +221,8 @@ def _refuse_if_alive(present: Lease) -> None:
         return
     elsewhere = (
         ""
-        if present.job or holder.host == os.uname().nodename
-        else f" It cannot be seen from this host; if it is gone for good, delete {present.path}."
+        if present.job or holder.is_visible
+        else f" It cannot be seen from here; if it is gone for good, delete {present.path}."
     )
     job = f"job {present.job}, " if present.job else ""
     raise UsageError(
