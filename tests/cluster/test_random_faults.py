@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 def test_runs_and_sweeps_come_to_their_ends_through_a_random_sequence_of_faults(
     seed, slurm, shim, tmp_path
 ):
+    """Fault 65: each run completes or names the fault; no stage runs twice, nothing is left."""
     trial, problem = try_seed(seed, slurm, tmp_path, shim("late_files"))
 
     assert not problem, "\n".join([*trial.events, problem])
