@@ -89,13 +89,13 @@ OTHER_FAULTS = (
 # Words of a failure's message that name a fault.
 CAUSES = {
     "kill_worker": "SIGKILL",
-    "kill_supervisor": "supervisor|SIGKILL|no word|no rank",
-    "kill_script": "SIGKILL|Slurm says|no word|no rank started",
-    "lose_node": "host went down|no word|NODE_FAIL|no rank started",
-    "reboot_node": "host went down|no word|NODE_FAIL|no rank started",
+    "kill_supervisor": "SIGKILL|no word|no rank",
+    "kill_script": "SIGKILL|Slurm says|no word|no rank",
+    "lose_node": "host went down|no word|NODE_FAIL|no rank",
+    "reboot_node": "host went down|no word|NODE_FAIL|no rank",
     "scancel": "cancel",
     "cancel": "cancel",
-    "crash_controller": "forgotten|no job named|cancel|no rank started|no word",
+    "crash_controller": "forgotten|no job named|cancel|no rank|no word",
     "preempt": "cancel|no word",
     "requeue": "no word",
 }

@@ -21,14 +21,13 @@ from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.processes import START_AGAIN_EXIT_CODE, WARNING_SIGNAL
 from redco_flow.launch.slurm.config import Config
-from redco_flow.launch.slurm.job_end import REQUEUE_EXIT_CODE
+from redco_flow.launch.slurm.job_end import KILLED_EXIT_CODE, REQUEUE_EXIT_CODE
 from redco_flow.records import digest_json
 from redco_flow.tracking.attempt import Cause
 
 JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"
 _MAX_NAME_CHARACTERS = 120
-_KILLED = 137  # srun's exit code where SIGKILL ended the process
 _MAX_STARTS_OF_KILLED = 10  # of a job whose process is killed each time
 _NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never ends with it
 
@@ -116,7 +115,7 @@ def render_launcher(submission: Submission, words: Sequence[str], log: Path) -> 
         "# The run has not ended: its time or its node was wanted; or the process was killed, or",
         "# Slurm did not start it, which count until it ends in another way.",
         'case "$code" in',
-        f"    {_KILLED}|{_NO_STEP}) echo >> killed ;;",
+        f"    {KILLED_EXIT_CODE}|{_NO_STEP}) echo >> killed ;;",
         "    *) : > killed ;;",
         "esac",
         f'if [ "$code" -eq {START_AGAIN_EXIT_CODE} ] || {{ [ -s killed ] &&',
