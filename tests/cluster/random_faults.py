@@ -40,7 +40,7 @@ from redco_flow.tracking.run_directory import list_runs  # noqa: E402
 from redco_flow.tracking.sweep_directory import SweepDirectory  # noqa: E402
 from redco_flow.tracking.workspace import Workspace  # noqa: E402
 
-SECONDS_TO_END = 900.0
+SECONDS_TO_END = 900.0  # Slurm misses a job that ended without its controller after 6 minutes
 SECONDS_OF_A_COMMAND = 400.0
 SECONDS_FOR_A_TARGET = 15.0
 MOST_RESUMES = 6
@@ -102,6 +102,10 @@ CAUSES = {
 
 
 ENDS_OF_DRIVERS = {"kill_driver", "detach_driver", "scancel", "cancel", "crash_controller"}
+ENDS_OF_JOBS = {
+    *("kill_supervisor", "kill_worker", "kill_script", "lose_node", "reboot_node", "requeue"),
+    *("preempt", "terminate", "scancel", "cancel", "crash_controller"),
+}
 
 
 class Violation(AssertionError):
@@ -499,8 +503,8 @@ class Trial:
     def _check(self):
         self._check_bodies()
         self._check_causes()
-        self._wait_until("a job is left in the queue", lambda: not self.cluster.jobs(), 150)
-        self._wait_until("a process is left", lambda: not self._processes(), 150)
+        self._wait_until("a job is left in the queue", lambda: not self.cluster.jobs())
+        self._wait_until("a process is left", lambda: not self._processes())
         for run in self.runs():
             view = read_run_view(run)
             states = {stage["state"] for stage in view["stages"].values()}
@@ -509,8 +513,8 @@ class Trial:
         if self._command("status", self.runs()[0].id) != 0:
             raise Violation("status fails")
 
-    def _wait_until(self, what, holds, seconds):
-        deadline = time.monotonic() + seconds
+    def _wait_until(self, what, holds):
+        deadline = time.monotonic() + SECONDS_TO_END
         while not holds():
             self._mend()
             if time.monotonic() > deadline:
@@ -540,16 +544,25 @@ class Trial:
         if {one[: len(next(iter(ended)))] for one in results} != set(ended):
             raise Violation(f"published {results}, ended {set(ended)}")
         self.note(f"bodies: {sum(begun.values())} of {len(begun)} results began")
-        if repeated := {work: count for work, count in ended.items() if count > 1}:
-            self.note(f"ended more than once, before they were published: {repeated}")
+        repeated = {work: count for work, count in ended.items() if count > 1}
+        if repeated and not ENDS_OF_JOBS & {*self.injected}:
+            raise Violation(f"ended more than once, before they were published: {repeated}")
 
     def _check_causes(self):
         """What failed did so by a fault, which its message names; only faults ended a driver."""
         if self.resumes and not self.failures and not ENDS_OF_DRIVERS & {*self.injected}:
             raise Violation(f"resumed without a cause: {self.resumes}")
-        for (run, stage, said), state in self.failures.items():
-            if not any(re.search(CAUSES.get(fault, "$^"), said) for fault in self.injected):
+        words = [CAUSES[fault] for fault in self.injected if fault in CAUSES]
+        for (run, stage, said), state in [*self.failures.items(), *self._failed_attempts()]:
+            if not any(re.search(word, said) for word in words):
                 raise Violation(f"{run} {stage} {state} by no fault that was injected: {said}")
+
+    def _failed_attempts(self):
+        for run in self.runs():
+            for stage in run.read_state()["stages"]:
+                for attempt in run.attempts(stage):
+                    if attempt.cause not in (None, "completed", "cancelled"):
+                        yield (run.id, stage, attempt.read_exit().message), attempt.cause
 
     def end(self):
         """End what a failed trial leaves."""
@@ -586,7 +599,7 @@ def try_seed(seed, cluster, folder, shim=None):
 
 
 def _try_seeds(seeds, directory, shim):
-    """Try seeds in one process, on a cluster of its own; yield nothing, print what came of each."""
+    """Try seeds on a cluster of this process's own; print each outcome, return what failed."""
     failed = []
     with running_cluster() as cluster:
         os.environ |= cluster.environment
@@ -623,7 +636,7 @@ def main():
     parser.add_argument("directory", type=Path, help="gets the files of the trials")
     parser.add_argument("--seeds", default="0-9", help="as 0-199, or 3,5")
     parser.add_argument("--parallel", type=int, default=1, help="clusters at once")
-    parser.add_argument("--shim", help="the library of tests/shims/late_files.c")
+    parser.add_argument("--shim", help="tests/shims/late_files.c, as `cc -shared -fPIC` builds it")
     options = parser.parse_args()
     seeds = []
     for part in options.seeds.split(","):
