@@ -47,13 +47,13 @@ def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, ga
 
 def test_a_job_that_starts_late_leaves_a_deleted_run_and_reports_a_damaged_one(runs, capfd):
     run = runs.write(TWO_STAGES)
-    write_json(run.path / "launcher.json", {"job_id": "7"})
-    program = [sys.executable, "-m", *process_words(run)]
+    write_json(run.path / "launcher.json", {"job_id": "7", "job_name": "launcher"})
+    program = [sys.executable, "-m", *process_words(run), "--job", "7", "--job-name", "launcher"]
     write_deletion(run.path, new_deletion("redco-flow rm"))
-    codes = [subprocess.run([*program, "--job", "7"], check=False).returncode]
+    codes = [subprocess.run(program, check=False).returncode]
     forget_deletion(run)
     run.state_path.write_text("{")
-    codes.append(subprocess.run([*program, "--job", "7"], check=False).returncode)
+    codes.append(subprocess.run(program, check=False).returncode)
     run.state_path.unlink()
 
     assert codes == [0, DamagedRecord.exit_code]
