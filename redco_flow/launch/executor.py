@@ -167,7 +167,7 @@ class CallExecutor(Executor):
         Args:
             folder: of the job's own files; must not exist.
             title: for people.
-            words: the module and its arguments; `--job ID` is added.
+            words: the module and its arguments; `--job-name NAME --job ID` is added.
 
         Raises:
             UsageError: the executor has no such jobs.

@@ -130,6 +130,7 @@ def known_modules(package: str, *, defines: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+@functools.cache
 def known_packages(package: str, *, having: str) -> tuple[str, ...]:
     """Return the names of a package's own packages that have a module called `having`."""
     spec = _find_spec(package)

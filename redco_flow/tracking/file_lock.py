@@ -26,7 +26,7 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.records import create_beside, open_no_link, read_bytes
 from redco_flow.tracking.lock_mechanism import FLOCK, IS_ABSENT, find_mechanism, switch_to_links
-from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.process_identity import ProcessIdentity, pid_namespace
 
 HOLDERS = ".holders"
 """Suffix of the directory of a link lock's holders."""
@@ -246,7 +246,7 @@ class _Holder:
     def has_ended(self) -> bool:
         """Whether its process is seen to have ended, which only its own host can see."""
         record = self._record()
-        if record is None or record.get("pid_namespace") != _pid_namespace():
+        if record is None or record.get("pid_namespace") != pid_namespace():
             return False
         if record.get("user") != os.geteuid():  # hidepid hides processes of other users
             return False
@@ -351,7 +351,6 @@ def _write_holder(folder: Path, number: int, *, shared: bool) -> _Holder | None:
     record = {
         **ProcessIdentity.current().to_json(),
         "user": os.geteuid(),
-        "pid_namespace": _pid_namespace(),
         "token": secrets.token_hex(8),
     }
     content = (_SHARED if shared else _EXCLUSIVE) + json.dumps(record).encode()
@@ -388,10 +387,3 @@ def _clean(folder: Path, own: _Holder, gone: Iterable[_Holder]) -> None:
     for path in folder.glob(".*.tmp"):
         if path.name[1 : 1 + _DIGITS] <= own.path.name:
             path.unlink(missing_ok=True)
-
-
-def _pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""

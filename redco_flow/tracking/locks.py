@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from redco_flow.errors import UsageError
-from redco_flow.records import write_json
+from redco_flow.records import list_directory, write_json
 from redco_flow.tracking.file_lock import HeldLock, LockLost, LockRequest
 from redco_flow.tracking.process_identity import Clock, ProcessIdentity, ProcessRecord, utc_now
 from redco_flow.tracking.typed_records import find_record
@@ -120,6 +120,7 @@ def acquire(
     *,
     job: str = "",
     on_lost: Callable[[LockLost], None] | None = None,
+    on_wait: Callable[[str], None] = lambda text: None,
     clock: Clock = utc_now,
 ) -> Lease:
     """Take the run's lease; take it over from a holder that runs no more.
@@ -130,6 +131,7 @@ def acquire(
         job: the cluster's job that this process is in. An earlier start of this job, which the
             cluster has ended, is waited for.
         on_lost: of a process in a job: called in another thread if another process takes the lease.
+        on_wait: called once if an earlier start of the job is waited for; says so.
         clock: the time of day, for people.
 
     Raises:
@@ -138,10 +140,11 @@ def acquire(
         OSError: the directory cannot be written; names the path.
     """
     path = Path(run_directory) / "lease.json"
-    held = _hold_job_lock(path, job, on_lost) if job else None
+    held = _hold_job_lock(path, job, on_lost, on_wait) if job else None
     lease = Lease(path, holder or ProcessIdentity.current(), clock(), job=job, held=held)
     try:
         with exclusive(_lock(path)) as lock:
+            list_directory(path.parent)  # NFS may remember that there was no lease
             present = _read(path)
             if present is not None:
                 if held is None or not present.job:  # else it is dead, as the lock is ours
@@ -157,13 +160,22 @@ def acquire(
     return lease
 
 
-def _hold_job_lock(path: Path, job: str, on_lost: Callable[[LockLost], None] | None) -> HeldLock:
+def _hold_job_lock(
+    path: Path,
+    job: str,
+    on_lost: Callable[[LockLost], None] | None,
+    on_wait: Callable[[str], None],
+) -> HeldLock:
     """Take the lock of a process in a job, once an earlier start of the job has let go of it."""
     request = LockRequest(_job_lock(path), on_lost=on_lost)
+    is_waiting = False
     while (held := request.try_once()) is None:
         present = _read(path)
         if present is not None and present.job != job:
             _refuse_if_alive(present)
+        if not is_waiting:
+            is_waiting = True
+            on_wait(f"job {job} waits until its earlier start has released {_job_lock(path)}")
         time.sleep(_SECONDS_BETWEEN_TRIES_OF_JOB)
     return held
 
@@ -209,8 +221,8 @@ def _refuse_if_alive(present: Lease) -> None:
         return
     elsewhere = (
         ""
-        if present.job or holder.host == os.uname().nodename
-        else f" It cannot be seen from this host; if it is gone for good, delete {present.path}."
+        if present.job or holder.is_visible
+        else f" It cannot be seen from here; if it is gone for good, delete {present.path}."
     )
     job = f"job {present.job}, " if present.job else ""
     raise UsageError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
@@ -25,6 +25,7 @@ class ProcessRecord(TypedDict):
     start_time: int
     boot_id: str
     host: str
+    pid_namespace: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,15 @@ class ProcessIdentity:
         start_time: clock ticks from boot to its start.
         boot_id: the kernel's id of this boot.
         host: the host's name, for people and to tell a reboot from another machine.
+        pid_namespace: in which the pid is the process's, as of a container; "" where that is not
+            known, as in records of earlier versions.
     """
 
     pid: int
     start_time: int
     boot_id: str
     host: str
+    pid_namespace: str = ""
 
     @classmethod
     def current(cls) -> ProcessIdentity:
@@ -58,7 +62,7 @@ class ProcessIdentity:
         start_time = _start_time(pid)
         if start_time is None:
             raise ProcessLookupError(f"no process {pid} on {_host()}")
-        return cls(pid, start_time, _boot_id(), _host())
+        return cls(pid, start_time, _boot_id(), _host(), pid_namespace())
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ProcessIdentity:
@@ -73,6 +77,7 @@ class ProcessIdentity:
                 int(record["start_time"]),
                 str(record["boot_id"]),
                 str(record["host"]),
+                str(record.get("pid_namespace", "")),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a process identity: {record!r} ({error})") from error
@@ -84,16 +89,29 @@ class ProcessIdentity:
             "start_time": self.start_time,
             "boot_id": self.boot_id,
             "host": self.host,
+            "pid_namespace": self.pid_namespace,
         }
 
     def is_alive(self) -> bool:
         """Say whether this very process still runs.
 
-        A process of another host cannot be seen from here and counts as alive.
+        A process of another host, or in another PID namespace, cannot be seen from here and counts
+        as alive.
         """
-        if self.boot_id == _boot_id() and _start_time(self.pid) == self.start_time:
+        if self.boot_id == _boot_id() and (
+            not self._is_in_this_namespace or _start_time(self.pid) == self.start_time
+        ):
             return True
         return self.host != _host()
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether a process of this host and PID namespace would see its end."""
+        return self.host == _host() and self._is_in_this_namespace
+
+    @property
+    def _is_in_this_namespace(self) -> bool:
+        return self.pid_namespace in ("", pid_namespace())
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -101,6 +119,14 @@ class ProcessIdentity:
 
 def _host() -> str:
     return os.uname().nodename
+
+
+def pid_namespace() -> str:
+    """Return the id of this process's PID namespace; "" where there are none."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
 
 
 def _boot_id() -> str:

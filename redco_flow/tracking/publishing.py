@@ -152,17 +152,16 @@ def clean_after_dead_publishers(directory: Path) -> None:
 def hidden_directory(directory: Path) -> Path:
     """Return a new name, with this process in it; no host name, boot id or number has a `~`."""
     me = ProcessIdentity.current()
-    words = (_MARK, me.host, me.boot_id, str(me.pid), str(me.start_time), secrets.token_hex(4))
-    return directory / "~".join(words)
+    process = (me.host, me.boot_id, str(me.pid), str(me.start_time), me.pid_namespace)
+    return directory / "~".join([_MARK, *process, secrets.token_hex(4)])
 
 
 def _publisher(name: str) -> ProcessIdentity | None:
-    words = name.split("~")
-    if len(words) != 6 or not (words[3].isdigit() and words[4].isdigit()):
+    words = name.split("~")[1:-1]  # four of earlier versions, without the namespace
+    if len(words) not in (4, 5) or not (words[2].isdigit() and words[3].isdigit()):
         return None
-    return ProcessIdentity(
-        host=words[1], boot_id=words[2], pid=int(words[3]), start_time=int(words[4])
-    )
+    host, boot_id, pid, start_time, *namespace = words
+    return ProcessIdentity(int(pid), int(start_time), boot_id, host, *namespace)
 
 
 def _regular_files(source: Path) -> Iterator[tuple[str, Path]]:

@@ -157,6 +157,10 @@ class SlurmCluster:
         self._daemons["slurmctld"].terminate()
         self._daemons.pop("slurmctld").wait(300)
 
+    def kill_controller(self) -> None:
+        """End slurmctld by SIGKILL, as its host's power cut would; see `stop_controller`."""
+        self._kill("slurmctld")
+
     def start_node(self, node: str) -> None:
         """Start a node's slurmd in its own process namespace."""
         self._start(node, ["unshare", *_NAMESPACES, self._program("slurmd"), "-D", "-N", node])

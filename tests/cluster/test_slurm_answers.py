@@ -11,9 +11,14 @@ from tiny_stages.calls import wait_until
 
 from redco_flow.cli.status import stage_line
 from redco_flow.cli.view import read_run_view
+from redco_flow.errors import ClusterUnreachable
 from redco_flow.launch.executor import reattach
+from redco_flow.orchestrate.run.attempts import end_attempt
+from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.driver import Driver
+from redco_flow.orchestrate.run.start import reopen_run
 from redco_flow.orchestrate.sweep.process import submit_points
+from redco_flow.records import write_json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -105,6 +110,48 @@ def test_points_of_a_sweep_beyond_the_limit_of_submitted_jobs_wait_and_none_fail
     assert "the cluster takes no more jobs" in said[-1], said
     assert outcomes == ["completed"] * 2, [one.said for one in driven]
     assert count_lines(tmp_path / "trained") == 2
+
+
+def test_a_job_that_slurm_starts_after_its_launcher_has_given_it_up_runs_nothing(
+    slurm, submit, commands, tmp_path
+):
+    """Fault 52: sbatch reported a failure, and squeue leaves the job out when it is looked for."""
+    job = submit("count_starts", config={"folder": str(tmp_path)}, settings={"options": ["--hold"]})
+    write_json(job.attempt.job_path, job.record() | {"job_id": ""})
+
+    commands.inject("squeue", "exit 0")
+    end_attempt(job.attempt, "another stage failed")
+    commands.repair("squeue")
+    slurm.run("scontrol", "release", job.job_id)
+    slurm.wait_for("the job has ended", lambda: not slurm.jobs())
+
+    assert not (tmp_path / "starts").exists()
+    assert job.status().message == "it never began: another stage failed."
+
+
+def test_a_run_whose_cancellation_slurm_did_not_take_is_resumed_with_its_job(runs, slurm, commands):
+    runs.profile["slurm"] = {"options": ["--hold"]}
+    run = runs.write(TWO_STAGES)
+    first = InProcess(run)
+    (job_id,) = wait_until(slurm.jobs)
+    wait_until(lambda: run.attempt("preprocess", 1).read_job()["job_id"] == job_id)
+    first.stop.detach("the laptop is closed")
+    first.end()
+
+    commands.inject("scancel", 'echo "Unable to contact slurm controller" >&2; exit 1')
+    with pytest.raises(ClusterUnreachable):
+        cancel_run(run)
+    commands.repair("scancel")
+    reopen_run(run)
+    second = InProcess(run)
+    for _ in run.read_state()["stages"]:
+        wait_until(slurm.jobs)
+        for held in slurm.jobs():
+            slurm.run("scontrol", "release", held)
+        wait_until(lambda: not slurm.jobs())
+
+    assert second.end().state == "completed", second.said
+    assert len(run.attempts("preprocess")) == 1
 
 
 def test_a_job_is_followed_by_its_heartbeat_and_a_job_that_has_got_its_id_is_left_alone(

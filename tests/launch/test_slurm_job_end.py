@@ -24,6 +24,14 @@ def test_ranks_that_could_not_be_started_are_a_failure_that_names_the_log(attemp
     assert record.message == "no rank started, srun ended with 1; see logs/slurm.log."
 
 
+def test_a_rank_whose_supervisor_was_killed_has_begun(attempt):
+    attempt.logs.mkdir()
+    attempt.log_path(0).touch()
+
+    text = "no rank left a record of its end, srun ended with 137 (killed by SIGKILL); see"
+    assert end(attempt, 137).message == f"{text} logs/slurm.log."
+
+
 def test_a_job_that_is_cancelled_before_its_ranks_start_is_cancelled(attempt):
     """Between the script's first line and srun's: srun then finds the job gone."""
     attempt.cancel_path.write_text("{}")

@@ -75,6 +75,13 @@ export SLURM_EXPORT_ENV=ALL  # srun hands these on, also after sbatch --export=N
 module load cuda/13.0
 source /opt/env.sh
 
+# Slurm may start a job late, or once more: what has completed is not repeated, and what
+# its launcher has given up does not begin.
+if [ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/exit.json ] || \
+[ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/cancel.json ]; then
+    grep -qs '"cause": "completed"' /data/ws/runs/tiny-abcd/stages/train/attempts/1/exit.json
+    code=$?
+else
 finish() {{
     for seconds in 0 10 30; do  # the controller may be away for a moment
         sleep "$seconds"
@@ -116,6 +123,7 @@ if [ "$code" -eq 75 ]; then
     done
     finish --for-good
     code=$?
+fi
 fi
 # By this Slurm knows whether jobs that depend on this one may start.
 exit "$code"

@@ -8,9 +8,9 @@ from orchestrate_runs import TWO_STAGES, events, kill_launcher, wait_for_end, wa
 
 from redco_flow.errors import ClusterUnreachable, DamagedRecord, UsageError
 from redco_flow.orchestrate.run.cancel import cancel_run
-from redco_flow.orchestrate.run.launcher import is_launcher_job, process_words
+from redco_flow.orchestrate.run.launcher import process_words
 from redco_flow.orchestrate.run.start import resume_run, spawn
-from redco_flow.records import write_json
+from redco_flow.records import read_json, write_json
 from redco_flow.tracking.deletions import forget_deletion, new_deletion, write_deletion
 from redco_flow.tracking.locks import acquire, find_holder
 
@@ -47,13 +47,13 @@ def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, ga
 
 def test_a_job_that_starts_late_leaves_a_deleted_run_and_reports_a_damaged_one(runs, capfd):
     run = runs.write(TWO_STAGES)
-    write_json(run.path / "launcher.json", {"job_id": "7"})
-    program = [sys.executable, "-m", *process_words(run)]
+    write_json(run.path / "launcher.json", {"job_id": "7", "job_name": "launcher"})
+    program = [sys.executable, "-m", *process_words(run), "--job", "7", "--job-name", "launcher"]
     write_deletion(run.path, new_deletion("redco-flow rm"))
-    codes = [subprocess.run([*program, "--job", "7"], check=False).returncode]
+    codes = [subprocess.run(program, check=False).returncode]
     forget_deletion(run)
     run.state_path.write_text("{")
-    codes.append(subprocess.run([*program, "--job", "7"], check=False).returncode)
+    codes.append(subprocess.run(program, check=False).returncode)
     run.state_path.unlink()
 
     assert codes == [0, DamagedRecord.exit_code]
@@ -89,16 +89,16 @@ def test_a_launcher_job_that_was_not_submitted_leaves_no_record_and_one_that_may
     for start in (spawn, resume_run):
         with pytest.raises(ClusterUnreachable, match=r"was not submitted: there is no command"):
             start(run)
-        assert not is_launcher_job(run, "7")
-    words = [sys.executable, "-m", *process_words(run), "--job", "7"]
-    subprocess.run(words, check=True)  # a job of before, which Slurm has started again
-    assert run.read_state()["state"] == "pending"
+        assert not (run.path / "launcher.json").exists()
+    words = [sys.executable, "-m", *process_words(run), "--job", "7", "--job-name", "before"]
     (tmp_path / "sbatch").write_text(NO_ANSWER)
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(ClusterUnreachable, match=r"may have accepted it: .*Socket timed out"):
         resume_run(run)
+    subprocess.run(words, check=True)  # a job of before, which Slurm has started again
 
-    assert is_launcher_job(run, "7")
+    assert read_json(run.path / "launcher.json")["job_id"] == ""
+    assert run.read_state()["state"] == "pending"
 
 
 def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):

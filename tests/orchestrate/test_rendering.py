@@ -6,6 +6,8 @@ from orchestrate_runs import DIAMOND, TWO_STAGES
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.launcher import with_launcher
 from redco_flow.orchestrate.run.rendering import rendered_submissions
+from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.spec.profile import profile_model
 
 
@@ -137,6 +139,21 @@ def test_a_job_cannot_become_the_launcher_of_a_run_with_a_stage_of_this_machine(
 
     with pytest.raises(UsageError, match=r"--launcher slurm: stage 'preprocess': .*executor local"):
         with_launcher(runs.write(here), "slurm")
+
+
+def test_a_job_cannot_become_the_launcher_of_a_run_with_a_flow_of_the_users_and_no_server(
+    runs, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    runs.profile["executor"] = "slurm"
+    run = runs.write(TWO_STAGES)
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "pipeline.py").write_text("")
+
+    with pytest.raises(UsageError, match=r"flows/pipeline.py: a flow of your own needs"):
+        resume_run(run, "slurm")
+    assert LaunchRecord.read(run).launcher == "local"
 
 
 def test_a_stage_is_not_forced_ahead(runs):

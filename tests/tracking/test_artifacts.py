@@ -480,6 +480,12 @@ def test_what_a_living_publisher_makes_is_left_alone(
     assert len(_publishing(folder)) == 1
 
     os.kill(publisher.pid, signal.SIGKILL)
+    publisher.wait()
+    (left,) = _publishing(folder)
+    *words, _, token = left.name.split("~")
+    left.rename(folder / "~".join([*words, "1", token]))  # of another PID namespace: not seen here
+    store.publish("checkpoint", checkpoint)
+    assert len(_publishing(folder)) == 1
 
 
 def test_a_full_disk_names_the_path_and_leaves_earlier_artifacts_intact(on_small_disk, tmp_path):

@@ -44,6 +44,14 @@ def test_a_process_of_another_host_counts_as_alive():
     assert elsewhere.is_alive()
 
 
+def test_a_process_in_another_pid_namespace_counts_as_alive_until_the_next_boot():
+    """As in a container, or a node of the tests' cluster: its pid is another process's here."""
+    elsewhere = replace(ProcessIdentity.current(), start_time=1, pid_namespace="1")
+
+    assert elsewhere.is_alive()
+    assert not replace(elsewhere, boot_id="an-earlier-boot").is_alive()
+
+
 def test_a_command_with_spaces_and_parentheses_is_read_right(tmp_path):
     program = tmp_path / "a) Z 1 (b"
     program.symlink_to("/bin/cat")

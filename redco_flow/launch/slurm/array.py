@@ -61,9 +61,7 @@ def end_of_tasks(attempt: AttemptDirectory, statuses: Mapping[int, JobStatus]) -
         has_result=attempt.result_path.exists(),
     )
     write_exit(attempt, ending)
-    status = status_from_files(attempt)
-    assert status is not None
-    return status
+    return JobStatus.ended(ending, "exit.json")
 
 
 def array_ending(

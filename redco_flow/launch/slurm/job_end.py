@@ -25,6 +25,7 @@ from redco_flow.tracking.process_identity import utc_now
 
 REQUEUE_EXIT_CODE = 75
 REQUEUE_FILE = "requeue.json"
+KILLED_EXIT_CODE = 137  # of srun, where SIGKILL ended the process
 _MAX_NODE_FAILURES = 3  # more in one job are no accident
 
 
@@ -33,7 +34,9 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     attempt = AttemptDirectory(options.attempt)
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    said = f"no rank started, srun ended with {options.srun_exit_code}; see logs/slurm.log."
+    begun = "no rank left a record of its end" if attempt.ranks_with_logs() else "no rank started"
+    killed = " (killed by SIGKILL)" if options.srun_exit_code == KILLED_EXIT_CODE else ""
+    said = f"{begun}, srun ended with {options.srun_exit_code}{killed}; see logs/slurm.log."
     record = judge(
         read_endings(attempt, restart),
         options.num_processes,

@@ -129,7 +129,7 @@ def submit(
     """Submit the job, and write its record first.
 
     Args:
-        words: the module and its arguments; `--job ID` is added.
+        words: the module and its arguments; `--job-name NAME --job ID` is added.
         log: gets the process's output.
         environment: of sbatch, which hands it on.
 

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.processes import START_AGAIN_EXIT_CODE, WARNING_SIGNAL
 from redco_flow.launch.slurm.config import Config
-from redco_flow.launch.slurm.job_end import REQUEUE_EXIT_CODE
+from redco_flow.launch.slurm.job_end import KILLED_EXIT_CODE, REQUEUE_EXIT_CODE
 from redco_flow.records import digest_json
+from redco_flow.tracking.attempt import Cause
 
 JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"
 _MAX_NAME_CHARACTERS = 120
-_KILLED = 137  # srun's exit code where SIGKILL ended the process
 _MAX_STARTS_OF_KILLED = 10  # of a job whose process is killed each time
 _NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never ends with it
 
@@ -99,13 +99,14 @@ def render_launcher(submission: Submission, words: Sequence[str], log: Path) -> 
     """Return the sbatch file of a job that drives a run, and is queued again while there is none.
 
     Args:
-        words: the module and its arguments; `--job ID` is added.
+        words: the module and its arguments; `--job-name NAME --job ID` is added.
         log: gets the process's output.
 
     Raises:
         UsageError: as `render`.
     """
-    arguments = [shlex.join(words[1:]), '--job "$SLURM_JOB_ID"']
+    given = shlex.join([*words[1:], "--job-name", submission.job_name])
+    arguments = [given, '--job "$SLURM_JOB_ID"']
     step = _step(submission, _rank_options(submission), words[0], arguments)
     lines = [
         f"exec >> {shlex.quote(str(log))} 2>&1",
@@ -114,7 +115,7 @@ def render_launcher(submission: Submission, words: Sequence[str], log: Path) -> 
         "# The run has not ended: its time or its node was wanted; or the process was killed, or",
         "# Slurm did not start it, which count until it ends in another way.",
         'case "$code" in',
-        f"    {_KILLED}|{_NO_STEP}) echo >> killed ;;",
+        f"    {KILLED_EXIT_CODE}|{_NO_STEP}) echo >> killed ;;",
         "    *) : > killed ;;",
         "esac",
         f'if [ "$code" -eq {START_AGAIN_EXIT_CODE} ] || {{ [ -s killed ] &&',
@@ -139,27 +140,39 @@ def _checked(submission: Submission, lines: Sequence[str]) -> str:
 def _commands(submission: Submission) -> Iterator[str]:
     """Run the ranks of the job's stage or, one after the other, those of its stages."""
     if not submission.then:
-        yield from (*_finish(submission), *_ranks(submission), *_end())
+        yield from _unless_ended(submission, [*_finish(submission), *_ranks(submission), *_end()])
         return
     job, stages = submission, (submission, *submission.then)
     for index, stage in enumerate(stages):
         attempt = shlex.quote(str(stage.attempt))
         yield f"# stage {index + 1} of {len(stages)}: {' '.join(stage.title.split())}"
-        yield "code=0"
-        yield "# What has completed before a requeue is not repeated."
-        yield f"if [ ! -e {attempt}/result.json ] || [ ! -e {attempt}/exit.json ]; then"
-        yield f"exec >> {attempt}/{JOB_LOG} 2>&1"
-        yield f"printf '%s\\n' \"$SLURM_JOB_ID\" > {attempt}/{JOB_ID_FILE}"
+        lines = [
+            f"exec >> {attempt}/{JOB_LOG} 2>&1",
+            f"printf '%s\\n' \"$SLURM_JOB_ID\" > {attempt}/{JOB_ID_FILE}",
+        ]
         for name, value in stage.variables.items():
             if index and job.variables.get(name) != value:
-                yield f"export {name}={_quoted(value)}"
-        yield from _finish(stage, [one.attempt for one in stages[index + 1 :]])
-        yield from _ranks(stage, job)
-        yield from _end()
-        yield "fi"
+                lines.append(f"export {name}={_quoted(value)}")
+        lines += _finish(stage, [one.attempt for one in stages[index + 1 :]])
+        yield from _unless_ended(stage, [*lines, *_ranks(stage, job), *_end()])
         if index + 1 < len(stages):
             yield '[ "$code" -eq 0 ] || exit "$code"'
         yield ""
+
+
+def _unless_ended(submission: Submission, lines: Iterable[str]) -> Iterator[str]:
+    """Run the lines of a stage, unless its attempt has an end or was cancelled before."""
+    task = _task(submission)
+    folders = dict.fromkeys([shlex.quote(str(submission.attempt)), task])
+    records = [f"{folder}/{name}" for folder in folders for name in ("exit.json", "cancel.json")]
+    yield "# Slurm may start a job late, or once more: what has completed is not repeated, and what"
+    yield "# its launcher has given up does not begin."
+    yield f"if {' || '.join(f'[ -e {record} ]' for record in records)}; then"
+    yield f'    grep -qs \'"cause": "{Cause.COMPLETED}"\' {task}/exit.json'
+    yield "    code=$?"
+    yield "else"
+    yield from lines
+    yield "fi"
 
 
 def _start(submission: Submission) -> Iterator[str]:

@@ -28,7 +28,7 @@ from redco_flow.orchestrate.run.cancel import Detached, Log, RunContext, StopReq
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.plan import input_ids
 from redco_flow.orchestrate.run.state import StateStore
-from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
+from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space, read_json_if_present
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.file_lock import HeldLock, LockRequest
 from redco_flow.tracking.process_identity import utc_now
@@ -95,6 +95,7 @@ class StageAttempts:
             return None
         if not self._takes_from_current(read_call(attempt.call_path)):
             return attempt
+        _revoke_cancel(attempt)
         ended_before = self._context.state_store.stage(stage).get("ended_before", 0)
         is_judged = self._judges_ended and attempt.number > ended_before
         if not self.is_published(attempt) and reattach(record).done() and not is_judged:
@@ -235,6 +236,15 @@ class StageAttempts:
             return True
         result = AttemptDirectory(Path(path)).read_result()
         return result is not None and result["outputs"].get(reference.output) == made
+
+
+def _revoke_cancel(attempt: AttemptDirectory) -> None:
+    """Forget a request to cancel that the cluster has not taken: its job is to go on."""
+    request = read_json_if_present(attempt.cancel_path)
+    if request is None or request.get("is_sent") or attempt.read_exit() is not None:
+        return
+    for path in list(attempt.path.rglob(attempt.cancel_path.name)):  # of an array, each task's too
+        path.unlink(missing_ok=True)
 
 
 def request_claim(workspace: Workspace, fingerprint: str) -> LockRequest:

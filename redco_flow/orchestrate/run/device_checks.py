@@ -54,13 +54,13 @@ def check_devices(
     for group, stages in jobs_of_groups(resolved, profile, plan):
         problems += _group_problems(resolved, profile, environ, group, stages, notes)
     notes += _on_cpus_beside_gpus(resolved, profile, plan)
-    problems += _launcher_problems(profile, environ)
+    problems += launcher_problems(profile, environ)
     if problems:
         raise DoesNotFit("\n".join(map(str, sorted(set(problems)))))
     return list(dict.fromkeys(notes))
 
 
-def _launcher_problems(profile: Profile, environ: Mapping[str, str]) -> Iterator[Problem]:
+def launcher_problems(profile: Profile, environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield what the job that drives the run, where it is one, can never have or do."""
     if profile.launcher == LOCAL_LAUNCHER:
         return

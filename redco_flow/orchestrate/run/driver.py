@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -87,7 +88,7 @@ class Driver:
             OSError: its directory cannot be written; names the path.
         """
         note = self._notes / run.id if self._notes is not None else None
-        lease = acquire(run, job=self._job, on_lost=self._on_lost)
+        lease = acquire(run, job=self._job, on_lost=self._on_lost, on_wait=_write_line)
         try:
             driven = DrivenRun(run, lease, self._environment, self._an_end, note)
             with self._mutex:
@@ -133,6 +134,11 @@ class Driver:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = signal.Signals(number).name  # a handler, which may touch no lock
+
+
+def _write_line(text: str) -> None:
+    sys.stderr.write(f"{utc_now()} {text}\n")
+    sys.stderr.flush()
 
 
 class DrivenRun:

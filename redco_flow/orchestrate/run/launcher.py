@@ -174,10 +174,10 @@ def give_up_launcher_job(run: RunDirectory) -> None:
         _record_path(run).unlink(missing_ok=True)
 
 
-def is_launcher_job(run: RunDirectory, job: str) -> bool:
-    """Whether a job, by its id, is the one that is to drive the run: not one of before."""
+def is_launcher_job(run: RunDirectory, name: str) -> bool:
+    """Whether the job of this name is the one that is to drive the run: not one of before."""
     record = find_record(_record_path(run), dict[str, Any])
-    return record is not None and record["job_id"] in ("", job)  # "" while it is submitted
+    return record is not None and record["job_name"] == name  # its id is recorded later
 
 
 def _job_of(run: RunDirectory, record: Mapping[str, Any]) -> LauncherJob:

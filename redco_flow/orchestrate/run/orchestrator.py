@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     driver = Driver(notes, options.job)
     driver.take_signals()
     try:
-        if options.job and not (is_launcher_job(run, options.job) and _is_left_to_do(run)):
+        if options.job and not (is_launcher_job(run, options.job_name) and _is_left_to_do(run)):
             sys.stderr.write(f"job {options.job} has nothing to do: run {run.id} has ended, or ")
             sys.stderr.write("launcher.json names another launcher\n")
             return 0
@@ -114,6 +114,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("run", type=Path)
     parser.add_argument("--leave-cancelled", action="store_true")
     parser.add_argument("--job", default="", help="id of the cluster's job that this process is in")
+    parser.add_argument("--job-name", default="", help="the name of that job")
     parser.add_argument("--share", default="", help="the name under which it accepts further runs")
     return parser.parse_args(arguments)
 

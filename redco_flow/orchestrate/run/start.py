@@ -485,6 +485,8 @@ def _reopen(run: RunDirectory, launcher: str) -> None:
         ClusterUnreachable: its job cannot be cancelled; nothing is changed.
     """
     record = with_launcher(run, launcher) if launcher else None
+    if record is not None:
+        _check_launcher(record)
     give_up_launcher_job(run)
     if record is not None:
         record.write(run)
@@ -492,6 +494,15 @@ def _reopen(run: RunDirectory, launcher: str) -> None:
     forget_deletion(run)
     forgotten = {"state": State.PENDING, "exit_code": None, "message": "", "ended_at": None}
     run.write_state(run.read_state() | forgotten)
+
+
+def _check_launcher(record: LaunchRecord) -> None:
+    # Imported here: what only starts runs never pays for it.
+    from redco_flow.orchestrate.run.device_checks import launcher_problems
+
+    profile = Profile.from_record(record.profile)
+    if problems := list(map(str, launcher_problems(profile, os.environ))):
+        raise UsageError("\n".join(problems))
 
 
 def _last_words(path: Path, offset: int) -> str:
