@@ -101,7 +101,9 @@ CAUSES = {
 }
 
 
-ENDS_OF_DRIVERS = {"kill_driver", "detach_driver", "scancel", "cancel", "crash_controller"}
+ENDS_OF_DRIVERS = {  # a job that drives a run has a script, too
+    *("kill_driver", "detach_driver", "kill_script", "scancel", "cancel", "crash_controller"),
+}
 ENDS_OF_JOBS = {
     *("kill_supervisor", "kill_worker", "kill_script", "lose_node", "reboot_node", "requeue"),
     *("preempt", "terminate", "scancel", "cancel", "crash_controller"),
