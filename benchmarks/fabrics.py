@@ -187,8 +187,9 @@ def main() -> None:
         rows = []
         assert ranks[0].stdout is not None
         for line in ranks[0].stdout:
-            print(line, end="", flush=True)
-            rows.append(json.loads(line))
+            if line.startswith("{"):  # Gloo prints there, too
+                print(line, end="", flush=True)
+                rows.append(json.loads(line))
         if any(codes := [one.wait() for one in ranks]):
             sys.exit(f"the ranks ended with {codes}.")
     by_prediction, by_measure = (
