@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,20 +81,85 @@ def _print(stage: str, notes: Sequence[str], examples: Sequence[Sequence[Any]]) 
         console.print(line)
 
 
+def choose_settings(
+    loaded: Loaded, *, compiles: bool, target: str | None = None, to_run: bool = True
+) -> tuple[Loaded, dict[str, dict[str, Any]]]:
+    """Decide what trainings leave to a search; return the run with it, and the searches' figures.
+
+    Writes a line on each to standard error.
+
+    Args:
+        compiles: else only what was searched before is decided.
+        target: the devices; None: those of the stages' profiles.
+        to_run: only for stages that will run.
+
+    Raises:
+        ConfigError: the profile does not name the devices.
+        UsageError: a search failed.
+    """
+    from redco_flow.orchestrate.run import fit as fitting
+
+    searching = fitting.searching_stages(loaded.pipeline, loaded.plan, to_run=to_run)
+    if not searching:
+        return loaded, {}
+    left = []
+    pipeline, notes = loaded.pipeline, []
+    for stage in searching:
+        profile = pipeline.profile_of(stage.name, loaded.profile)
+        why = "" if target else fitting.why_nothing_to_search(stage, profile, os.environ)
+        if why:
+            pipeline = fitting.with_settings(pipeline, stage.name, None, f"mesh: auto, {why}")
+            notes.append(f"stage '{stage.name}': mesh: auto: {why}")
+        else:
+            left.append(stage)
+    if target is None:
+        fitting.refuse_unnamed_devices(left, pipeline, loaded.profile)
+    fits = _find_fits(left, loaded, target, compiles=compiles, searches=True)
+    if errors := [fit["error"] for fit in fits.values() if "error" in fit]:
+        raise UsageError("\n".join(errors))
+    for name, fit in fits.items():
+        why = f"mesh: auto, for {fit['target']}"
+        pipeline = fitting.with_settings(pipeline, name, fit["chosen"], why)
+        of_plan = (pipeline, loaded.profile, loaded.workspace, loaded.plan, loaded.sources)
+        fitting.keep_fit(pipeline.stages[name], *of_plan, target, fit)
+        notes.append(f"stage '{name}': {_chosen_text(fit)}")
+    for stage in left:
+        if stage.name not in fits:
+            later = "is searched when the run starts; `plan --fit` searches now"
+            notes.append(f"stage '{stage.name}': mesh: auto {later}")
+    sys.stderr.writelines(f"note: {note}\n" for note in notes)
+    loaded = replace(loaded, pipeline=pipeline)
+    if target is None:
+        from redco_flow.orchestrate.run.device_checks import check_devices
+
+        check_devices(pipeline, loaded.profile, loaded.plan, os.environ)
+    return loaded, fits
+
+
+def _chosen_text(fit: dict[str, Any]) -> str:
+    chosen = " ".join(f"{key}={value}" for key, value in fit["chosen"].items() if value is not None)
+    time = fit["step_time"]
+    step = f"{_seconds(time['seconds'])} a step, " if time else ""
+    gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
+    return f"mesh: auto for {fit['target']}: {chosen} ({step}{gib})"
+
+
 def find_fits(
     loaded: Loaded, target: str | None, *, searches: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
     Raises:
-        UsageError: no stage trains.
+        UsageError: no stage trains, or a search failed.
     """
     from redco_flow.orchestrate.run.fit import trainings_of
 
     stages = trainings_of(loaded.pipeline, loaded.plan)
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
-    return _find_fits(stages, loaded, target, searches=searches)
+    loaded, searched = choose_settings(loaded, compiles=True, target=target, to_run=False)
+    stages = [loaded.pipeline.stages[stage.name] for stage in stages]
+    return _find_fits(stages, loaded, target, searches=searches) | searched
 
 
 def _find_fits(
@@ -251,11 +318,41 @@ def _print_candidates(candidates: Sequence[dict[str, Any]]) -> None:
         [
             " ".join(one["overrides"]) or "as it is",
             "" if one["used_bytes"] is None else _gib(one["used_bytes"]),
-            _seconds(one["step_seconds"]) or one["refusal"] or "does not fit",
+            _seconds(one["step_seconds"]) if one["fits"] else "",
+            one["reason"],
         ]
         for one in candidates
     ]
-    print(columns(rows, ["FASTEST FIRST", "GiB", "STEP"]))
+    print(columns(rows, ["BEST FIRST", "GiB", "STEP", "WHY NOT"]))
+
+
+def print_targets(fits: Mapping[str | None, dict[str, dict[str, Any]]]) -> None:
+    """Print each training's best mesh on each of several targets, with its time and its cost."""
+    for stage in dict.fromkeys(stage for found in fits.values() for stage in found):
+        print(f"\n--- {stage} on each target")
+        on_each = {target: found[stage] for target, found in fits.items() if stage in found}
+        cells = [[str(target), *_cells_of_target(fit)] for target, fit in on_each.items()]
+        rows = [row + [""] * (5 - len(row)) for row in cells]
+        print(columns(rows, ["TARGET", "MESH", "STEP", "ALL STEPS", "GPU-HOURS"]))
+
+
+def _cells_of_target(fit: dict[str, Any]) -> list[str]:
+    if "error" in fit:
+        return ["not planned"]
+    best = next(iter(fit.get("candidates", ())), None)
+    mesh = " x ".join(f"{axis} {size}" for axis, size in fit["mesh"].items())
+    fits, time = fit["fits"], fit["step_time"]
+    seconds = time["seconds"] if time else None
+    if best is not None:
+        mesh = " ".join(best["overrides"]) or mesh
+        fits, seconds = best["fits"], best["step_seconds"]
+    if not fits or seconds is None:
+        return [mesh, "not known" if fits else "does not fit"]
+    if fit["num_steps"] is None:
+        return [mesh, _seconds(seconds)]
+    total = fit["num_steps"] * seconds
+    hours = total * fit["num_devices"] / 3600
+    return [mesh, _seconds(seconds), duration(total), number(hours)]
 
 
 def _gib(num_bytes: int) -> str:
