@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
 }
 
 
-def pipeline_of(rows: int, family: str, config: dict[str, Any]) -> dict[str, Any]:
+def pipeline_of(texts: Path, rows: int, family: str, config: dict[str, Any]) -> dict[str, Any]:
     """Return a pipeline with `mesh: auto`, as a user would write it."""
     train = {"mesh": "auto", "max_steps": 10, "global_batch_size": rows, "optimizer": "adamw"}
     windows = {"type": "windows", "window_length": LENGTH}
@@ -57,7 +57,7 @@ def pipeline_of(rows: int, family: str, config: dict[str, Any]) -> dict[str, Any
         "name": "mesh",
         "recipe": "language_modeling",
         "model": {"family": family, "dtype": "bfloat16", "config": {**config, "remat": "none"}},
-        "data": {"train": "texts.jsonl", "text_key": "text", "tokenizer": tokenizer},
+        "data": {"train": str(texts), "text_key": "text", "tokenizer": tokenizer},
         "stages": {
             "preprocess": {"max_target_length": LENGTH},
             "train": {**train, "keep": {"last": 1}, "batching": windows},
@@ -77,9 +77,9 @@ def measure(name: str) -> dict[str, Any]:
     from redco_flow.stages.train.mesh_trials import MeshTrials
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "mesh.yaml"
-        path.write_text(yaml.safe_dump(pipeline_of(rows, family, config)))
-        (Path(folder) / "texts.jsonl").write_text('{"text": "a text"}\n')
+        path, texts = Path(folder) / "mesh.yaml", Path(folder) / "texts.jsonl"
+        texts.write_text('{"text": "a text"}\n')
+        path.write_text(yaml.safe_dump(pipeline_of(texts, rows, family, config)))
         stages = load_pipeline(path).stages
     train, preprocess = (stages[stage].config for stage in ("train", "preprocess"))
     data = planned_data.of_settings(train, preprocess, ["dataset"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +81,29 @@ def _print(stage: str, notes: Sequence[str], examples: Sequence[Sequence[Any]]) 
         console.print(line)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A run with the settings that were left to a search.
+
+    Args:
+        fits: the searches' figures, by stage.
+        notes: what was chosen, or why nothing was, for people.
+    """
+
+    loaded: Loaded
+    fits: Mapping[str, dict[str, Any]]
+    notes: tuple[str, ...]
+
+    def say(self) -> Loaded:
+        """Write the notes to standard error; return the run."""
+        sys.stderr.writelines(f"note: {note}\n" for note in self.notes)
+        return self.loaded
+
+
 def choose_settings(
     loaded: Loaded, *, compiles: bool, target: str | None = None, to_run: bool = True
-) -> tuple[Loaded, dict[str, dict[str, Any]]]:
-    """Decide what trainings leave to a search; return the run with it, and the searches' figures.
-
-    Writes a line on each to standard error.
+) -> Chosen:
+    """Decide what trainings leave to a search (`mesh: auto`).
 
     Args:
         compiles: else only what was searched before is decided.
@@ -94,46 +111,42 @@ def choose_settings(
         to_run: only for stages that will run.
 
     Raises:
-        ConfigError: the profile does not name the devices.
+        ConfigError: a profile does not name the devices.
+        DoesNotFit: the devices cannot have what was chosen.
         UsageError: a search failed.
     """
     from redco_flow.orchestrate.run import fit as fitting
 
     searching = fitting.searching_stages(loaded.pipeline, loaded.plan, to_run=to_run)
     if not searching:
-        return loaded, {}
-    left = []
-    pipeline, notes = loaded.pipeline, []
-    for stage in searching:
+        return Chosen(loaded, {}, ())
+    pipeline, notes = loaded.pipeline, dict[str, str]()
+    for stage in searching if target is None else ():
         profile = pipeline.profile_of(stage.name, loaded.profile)
-        why = "" if target else fitting.why_nothing_to_search(stage, profile, os.environ)
-        if why:
+        if why := fitting.why_nothing_to_search(stage, profile, os.environ):
             pipeline = fitting.with_settings(pipeline, stage.name, None, f"mesh: auto, {why}")
-            notes.append(f"stage '{stage.name}': mesh: auto: {why}")
-        else:
-            left.append(stage)
+            notes[stage.name] = f": {why}"
+    left = [stage for stage in searching if stage.name not in notes]
     if target is None:
         fitting.refuse_unnamed_devices(left, pipeline, loaded.profile)
     fits = _find_fits(left, loaded, target, compiles=compiles, searches=True)
     if errors := [fit["error"] for fit in fits.values() if "error" in fit]:
         raise UsageError("\n".join(errors))
-    for name, fit in fits.items():
-        why = f"mesh: auto, for {fit['target']}"
-        pipeline = fitting.with_settings(pipeline, name, fit["chosen"], why)
-        of_plan = (pipeline, loaded.profile, loaded.workspace, loaded.plan, loaded.sources)
-        fitting.keep_fit(pipeline.stages[name], *of_plan, target, fit)
-        notes.append(f"stage '{name}': {_chosen_text(fit)}")
+    of_plan = (loaded.profile, loaded.workspace, loaded.plan, loaded.sources, target)
     for stage in left:
-        if stage.name not in fits:
-            later = "is searched when the run starts; `plan --fit` searches now"
-            notes.append(f"stage '{stage.name}': mesh: auto {later}")
-    sys.stderr.writelines(f"note: {note}\n" for note in notes)
-    loaded = replace(loaded, pipeline=pipeline)
+        if (fit := fits.get(stage.name)) is None:
+            notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
+            continue
+        why = f"mesh: auto, for {fit['target']}"
+        pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
+        fitting.keep_fit(pipeline.stages[stage.name], pipeline, *of_plan, fit)
+        notes[stage.name] = _chosen_text(fit)
     if target is None:
         from redco_flow.orchestrate.run.device_checks import check_devices
 
         check_devices(pipeline, loaded.profile, loaded.plan, os.environ)
-    return loaded, fits
+    lines = tuple(f"stage '{name}': mesh: auto{note}" for name, note in notes.items())
+    return Chosen(replace(loaded, pipeline=pipeline), fits, lines)
 
 
 def _chosen_text(fit: dict[str, Any]) -> str:
@@ -141,7 +154,7 @@ def _chosen_text(fit: dict[str, Any]) -> str:
     time = fit["step_time"]
     step = f"{_seconds(time['seconds'])} a step, " if time else ""
     gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
-    return f"mesh: auto for {fit['target']}: {chosen} ({step}{gib})"
+    return f" for {fit['target']}: {chosen} ({step}{gib})"
 
 
 def find_fits(
@@ -157,9 +170,10 @@ def find_fits(
     stages = trainings_of(loaded.pipeline, loaded.plan)
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
-    loaded, searched = choose_settings(loaded, compiles=True, target=target, to_run=False)
+    chosen = choose_settings(loaded, compiles=True, target=target, to_run=False)
+    loaded = chosen.say()
     stages = [loaded.pipeline.stages[stage.name] for stage in stages]
-    return _find_fits(stages, loaded, target, searches=searches) | searched
+    return {**_find_fits(stages, loaded, target, searches=searches), **chosen.fits}
 
 
 def _find_fits(

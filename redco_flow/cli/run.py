@@ -139,7 +139,7 @@ def _plan(options: argparse.Namespace) -> int:
         fits = {target: find_fits(loaded, target, searches=options.search) for target in targets}
         more["fit"] = fits[targets[0]] if len(targets) == 1 else fits
     if not options.fit:
-        choose_settings(loaded, compiles=False)
+        choose_settings(loaded, compiles=False).say()
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
@@ -210,7 +210,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("--fit checks before a run is started; with --dry-run use `plan --fit`.")
     loaded = loader.load()
     if options.dry_run:
-        loaded, _ = choose_settings(loaded, compiles=False)
+        loaded = choose_settings(loaded, compiles=False).say()
         _print_plan(loaded, loader.replaced, as_json=options.json)
         return 0
     identity = loaded.identity if options.if_new else ""
@@ -221,7 +221,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     is_there = bool(options.run_id) and (loaded.workspace.runs / options.run_id).exists()
     if not is_there:
-        loaded, _ = choose_settings(loaded, compiles=True)
+        loaded = choose_settings(loaded, compiles=True).say()
     if options.fit is not False and not is_there:
         refuse_what_does_not_fit(loaded, compiles=bool(options.fit))
     run = start_run(

@@ -339,9 +339,12 @@ def run_sweep(
     if len({workspace.root for workspace in workspaces}) > 1:
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
     # Points whose programs are equal find the first one's search in the cache.
-    decided = [choose_settings(one, compiles=not options.dry_run)[0] for one in points_loaded]
+    chosen = [choose_settings(one, compiles=not options.dry_run) for one in points_loaded]
+    notes = dict.fromkeys(note for one in chosen for note in one.notes)
+    sys.stderr.writelines(f"note: {note}\n" for note in notes)
     planned = [
-        replace(point, pipeline=one.pipeline) for point, one in zip(planned, decided, strict=True)
+        replace(point, pipeline=one.loaded.pipeline)
+        for point, one in zip(planned, chosen, strict=True)
     ]
     early_stopping = _read_early_stopping(options, planned, workspaces[0])
     max_parallel = options.max_parallel or planned[0].profile.max_parallel_stages

@@ -190,7 +190,7 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     best, *others = fit["candidates"]
     meshes = {(one["num_model_shards"], one["fsdp"]) for one in fit["candidates"]}
     assert meshes == {(1, 1), (1, 2), (2, 1)}
-    known = [one["step_seconds"] for one in others if one["step_seconds"]]
+    known = [one["step_seconds"] for one in fit["candidates"] if one["step_seconds"]]
     assert best["step_seconds"] <= 1.03 * min(known)
     assert all(one["reason"] for one in others)
     sizes = {name: best[name] for name in ("num_model_shards", "fsdp")}
@@ -201,7 +201,8 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     points = command.start("run", "-n", *words, "stages.train.mesh=auto", *swept)
     _, notes = points.communicate(timeout=500)
     chosen = " ".join(f"{name}={value}" for name, value in sizes.items())
-    assert notes.count(f"mesh: auto for h100x2: {chosen} (") == 2
+    assert f"mesh: auto for h100x2: {chosen} (" in notes
+    assert "is searched when" not in notes  # of neither point
     written = [f"stages.train.{name}={value}" for name, value in sizes.items()]
     again = json.loads(command("plan", *words, *written, "--fit", "--json").splitlines()[-1])
     assert again["fit"]["train"]["planning_cpu_seconds"] == fit["planning_cpu_seconds"]

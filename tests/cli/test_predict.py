@@ -6,6 +6,7 @@ import random
 
 import pyarrow.parquet
 import pytest
+import yaml
 from PIL import Image
 
 from redco_flow.cli.main import run_command
