@@ -18,14 +18,14 @@ from dataclasses import dataclass
 AS_FAST = 1.03
 """A step that takes at most this many times the fastest one's counts as fast as that."""
 
-# Model shards can need less for the kernels of a layer, which fsdp gathers.
+# A layer's kernels, which fsdp gathers, are smaller with more model shards.
 _LESS_WITH_MODEL_SHARDS = 0.85
 _ROOMY = 0.85
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What makes a step need less memory; None: as it is set.
+    """A way for a step to need less memory; None: as it is set.
 
     Args:
         remat: as in the model's config.
@@ -136,6 +136,8 @@ def search_mesh(
             for fsdp in between if begins_small else reversed(between):
                 yield tried(Candidate(model, fsdp, saving))
         best = best_of(trials)
+        if best is None:  # no mesh can be followed, with any saving
+            return
     for more in left:
         if best is None or more.num_micro != best.candidate.saving.num_micro:
             return

@@ -71,12 +71,9 @@ class MeshTrials:
         remat = None if self._savings[0].remat is None else plan.remat
         mesh = plan.mesh.shape
         self._as_it_is = Candidate(mesh[MODEL_AXIS], mesh[FSDP_AXIS], Saving(remat))
-        if plan.bytes_per_device > self._compiler.limit_bytes:
+        step = self._steps[self._as_it_is] = self._compile(plan)
+        if _is_too_large(step):
             self.notes.append(f"the settings as they are were not compiled: {_too_large(plan)}")
-            step = CompiledStep(plan, None, plan.bytes_per_device, self._compiler.limit_bytes)
-        else:
-            step = self._compiler.compile(plan)
-        self._steps[self._as_it_is] = step
         return step
 
     def run(self) -> CompiledStep:
@@ -84,6 +81,7 @@ class MeshTrials:
 
         Raises:
             ValueError: the model and the devices can follow no mesh.
+            NotPredicted: of `mesh: auto`: the step time is not known.
         """
         num_shards = self._compiler.config.num_context_shards
         topology = self._compiler.target.topology
@@ -92,6 +90,10 @@ class MeshTrials:
         given = (num_devices, of_host, self._savings, self._compiler.limit_bytes)
         for trial in search_mesh(*given, self.attempt):
             self._trials.append(trial)
+            if self._compiler.config.mesh is not None and trial.fits and trial.seconds is None:
+                raise NotPredicted(
+                    f"mesh: auto: {trial.refusal}. Set num_model_shards and fsdp in its place."
+                )
             if cpu_seconds() > MOST_CPU_SECONDS:
                 ended = f"the search ended after {MOST_CPU_SECONDS:.0f} s of CPU time"
                 self.notes.append(ended)
@@ -135,13 +137,17 @@ class MeshTrials:
                 f"trying {' '.join(override(self._stage, *one) for one in changes.items())}"
             )
             plan = self._compiler.plan(changes)
-            if plan.bytes_per_device > self._compiler.limit_bytes:
-                return Trial(candidate, refusal=f"does not fit: {_too_large(plan)}")
-            step = self._compiler.compile(plan)
+            step = self._compile(plan)
         except (ValueError, jax.errors.JaxRuntimeError) as error:
             return Trial(candidate, refusal=" ".join(str(error).split())[:_MOST_OF_REASON])
         self._steps[candidate] = step
         return self._trial(candidate, step)
+
+    def _compile(self, plan: TrainingPlan) -> CompiledStep:
+        """Compile a step, unless its state and gradients alone are too large."""
+        if plan.bytes_per_device > self._compiler.limit_bytes:
+            return CompiledStep(plan, None, plan.bytes_per_device, self._compiler.limit_bytes)
+        return self._compiler.compile(plan)
 
     def _changes(self, candidate: Candidate) -> dict[str, Any]:
         """Return a candidate's settings; raises ValueError where rows are not that divisible."""
@@ -163,7 +169,9 @@ class MeshTrials:
 
     def _trial(self, candidate: Candidate, step: CompiledStep) -> Trial:
         if step.memory is None:
-            return Trial(candidate, step.used_bytes or None, state_bytes=step.plan.bytes_per_device)
+            refusal = f"does not fit: {_too_large(step.plan)}" if _is_too_large(step) else ""
+            state_bytes = step.plan.bytes_per_device
+            return Trial(candidate, step.used_bytes, state_bytes=state_bytes, refusal=refusal)
         seconds, communication, products, refusal = None, 0.0, 0.0, ""
         try:
             time = predicted_time(step, self._compiler.target)
@@ -219,6 +227,10 @@ def _reason(trial: Trial, best: Trial | None, limit_bytes: int) -> str:
         return "as fast, within 3 %, but less simple"
     waits = (trial.communication - best.communication) / best.seconds
     return f"{slower:.0%} slower; communication alone {waits:+.0%}".replace("%", " %")
+
+
+def _is_too_large(step: CompiledStep) -> bool:
+    return step.plan.bytes_per_device > step.limit_bytes
 
 
 def _too_large(plan: TrainingPlan) -> str:
