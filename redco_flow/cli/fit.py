@@ -154,7 +154,8 @@ def _chosen_text(fit: dict[str, Any]) -> str:
     time = fit["step_time"]
     step = f"{_seconds(time['seconds'])} a step, " if time else ""
     gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
-    return f" for {fit['target']}: {chosen} ({step}{gib})"
+    verdict = "" if fit["fits"] else ", nothing fits"
+    return f" for {fit['target']}: {chosen} ({step}{gib}{verdict})"
 
 
 def find_fits(
@@ -265,7 +266,7 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
         print(f"note: {note}")
     if "candidates" in fit:
         _print_candidates(fit["candidates"])
-    elif not fit["fits"]:
+    if not fit["fits"] and not any(one["fits"] for one in fit.get("candidates", ())):
         _print_suggestions(fit)
 
 

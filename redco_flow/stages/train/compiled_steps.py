@@ -138,6 +138,8 @@ def _program_of(compiled: jax.stages.Compiled) -> Program | None:
 
 def predicted_time(step: CompiledStep, target: Target) -> StepTime:
     """Return how long a step takes; raise NotPredicted where that is not known."""
+    if step.memory is None:
+        raise NotPredicted("the step is too large to be compiled")
     if step.program is None:
         raise NotPredicted("the compiled program cannot be read")
     hosts = [device.process_index for device in step.plan.mesh.devices.flat]

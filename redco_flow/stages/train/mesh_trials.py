@@ -210,7 +210,9 @@ class MeshTrials:
             "used_bytes": trial.used_bytes,
             "step_seconds": trial.seconds,
             "fits": trial.fits,
-            "reason": "" if trial is best else _reason(trial, best, self._compiler.limit_bytes),
+            "reason": ""
+            if trial is best and trial.fits
+            else _reason(trial, best, self._compiler.limit_bytes),
         }
 
 
