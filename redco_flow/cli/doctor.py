@@ -1,4 +1,4 @@
-"""Verbs around runs: doctor, clean, schema, profile, completion, drill."""
+"""Verbs around runs: doctor, clean, schema, profile, completion, drill, calibrate."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def register(verbs: Verbs) -> None:
     completion = verbs.add("completion", _completion)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     _add_drill(verbs)
+    calibrate = verbs.add("calibrate", _calibrate)
+    calibrate.add_argument("-p", "--profile", default="local", metavar="PROFILE")
+    calibrate.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="settings of the stage, such as calibrate.resources.gpus_per_host=8",
+    )
+    add_json(calibrate)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -208,3 +217,35 @@ def _drill(options: argparse.Namespace) -> int:
         ]
         print(columns(rows, ["FAULT", "SURVIVED", "TIME", "HOW"]))
     return 1 if any(not survival.survived for survival in survivals) else 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from redco_flow.cli.status import follow_run
+    from redco_flow.orchestrate.calibrate import calibrate
+    from redco_flow.orchestrate.doctor import gpus_per_host
+    from redco_flow.spec.profile import load_own_profile
+
+    note_replaced(cluster_profiles=options.profile)
+    profile = load_own_profile(options.profile, options.overrides)
+    directory = Path(profile.workspace) / "calibrations" / time.strftime("%Y%m%d-%H%M%S")
+    found, kept = calibrate(
+        profile,
+        options.profile,
+        follow_run,
+        overrides=[
+            f"calibrate.resources.gpus_per_host={gpus_per_host(profile)}",
+            *options.overrides,
+        ],
+        directory=directory.absolute(),
+    )
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    rows = [
+        [one["operation"], one["figure"], f"{one['size']:,}", f"{one['value']:.4g}"]
+        for one in found["speeds"]
+    ]
+    print(columns(rows, ["OPERATION", "FIGURE", "SIZE", "MEASURED"]))
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in found["figures"].items())
+    print(f"{found['num_devices']} x {found['device_kind']}: {figures}\nkept in {kept}")
+    return 0

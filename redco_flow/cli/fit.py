@@ -13,6 +13,7 @@ from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.planned_fits import errors_text, recent_comparisons
 from redco_flow.tracking.results import find_result
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ def find_fits(
 ) -> dict[str, dict[str, Any]]:
     """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
+    `recent_runs` says how far off the predictions for recent runs on such devices were, or is "".
+
     Raises:
         UsageError: no stage trains, or a search failed.
     """
@@ -174,7 +177,12 @@ def find_fits(
     chosen = choose_settings(loaded, compiles=True, target=target, to_run=False)
     loaded = chosen.say()
     stages = [loaded.pipeline.stages[stage.name] for stage in stages]
-    return {**_find_fits(stages, loaded, target, searches=searches), **chosen.fits}
+    fits = {**_find_fits(stages, loaded, target, searches=searches), **chosen.fits}
+    recent = recent_comparisons(loaded.workspace)
+    for fit in fits.values():
+        compared = recent.get(fit.get("device", ""))
+        fit["recent_runs"] = errors_text(fit["device"], compared) if compared else ""
+    return fits
 
 
 def _find_fits(
@@ -201,26 +209,32 @@ def _find_fits(
         return dict(fits_of(stages, *of_plan, target, show, searches=searches))
 
 
-def refuse_what_does_not_fit(loaded: Loaded, *, compiles: bool) -> None:
-    """Raise where a training that will run does not fit the devices of its profile.
+def fits_of_run(
+    loaded: Loaded, *, compiles: bool, refuses: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of the trainings that will run, for the devices of their profiles.
 
     Args:
         compiles: else only what was planned before counts.
+        refuses: whether one that does not fit is an error.
 
     Raises:
-        DoesNotFit: every such training, and the overrides with which it fits.
+        DoesNotFit: every training that does not fit, and the overrides with which it fits.
         UsageError: whether one that is to be compiled fits is not known.
     """
     from redco_flow.orchestrate.run.fit import trainings_of
 
     stages = trainings_of(loaded.pipeline, loaded.plan, to_run=True)
     fits = _find_fits(stages, loaded, None, compiles=compiles)
+    if not refuses:
+        return fits
     errors = [fit["error"] for fit in fits.values() if "error" in fit]
     found = [_refusal(name, fit) for name, fit in fits.items() if not fit.get("fits", True)]
     if found:
         raise DoesNotFit("\n".join([*errors, *found, "`run --no-fit` submits it in any case."]))
     if errors:
         raise UsageError("\n".join(errors))
+    return fits
 
 
 def _refusal(stage: str, fit: dict[str, Any]) -> str:
@@ -254,6 +268,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     verdict = "fits" if fit["fits"] else "does not fit"
     of = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     devices = f"{fit['num_devices']} x {fit['device']}{f' ({mesh})' if mesh else ''}"
+    if fit["hosts_of_fabrics"]:
+        devices += f", {' + '.join(map(str, fit['hosts_of_fabrics']))} hosts of as many fabrics"
     print(f"\n--- {stage} on {devices}: {verdict}, {of}")
     parts = {
         key: size for key, size in fit["parts_bytes"].items() if key != "other" or size >= 2**20
@@ -262,6 +278,12 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
     print("; ".join(_facts(fit)))
     print(f"step time {_step_time(fit)}")
+    if fit["step_time"]:
+        _print_traffic(fit["step_time"]["traffic"])
+    figures = (f"{k} {v['value']:g} ({v['origin']})" for k, v in fit["device_facts"].items())
+    print(f"figures of {fit['device']}: {', '.join(figures)}")
+    if fit["recent_runs"]:
+        print(fit["recent_runs"])
     for note in fit["notes"]:
         print(f"note: {note}")
     if "candidates" in fit:
@@ -311,6 +333,16 @@ def _step_time(fit: dict[str, Any]) -> str:
         hours = f"{number(time['device_hours'])} GPU-hours"
         facts.append(f"all steps {duration(time['all_steps_seconds'])}, {hours}")
     return "; ".join(facts)
+
+
+def _print_traffic(traffic: Sequence[dict[str, Any]]) -> None:
+    """Print what is sent along each axis of the mesh, whether kernels hide its time or not."""
+    rows = [
+        [one["axes"], one["link"], _gib(one["bytes_per_device"]), _seconds(one["seconds"])]
+        for one in traffic
+    ]
+    if rows:
+        print(columns(rows, ["SENT ALONG", "SLOWEST LINK", "GiB A DEVICE", "TIME ON IT"]))
 
 
 def _seconds(seconds: float | None) -> str:

@@ -63,6 +63,7 @@ VERBS = {
     "profile": ("doctor", "print a cluster profile, defaults included"),
     "completion": ("doctor", "print a shell's completion script"),
     "drill": ("doctor", "inject faults into small trainings and check their recovery"),
+    "calibrate": ("doctor", "measure the speed of a profile's devices, for plan --fit"),
 }
 _MODULES = tuple(dict.fromkeys(module for module, _ in VERBS.values()))
 

@@ -21,10 +21,10 @@ from redco_flow.cli.fit import (
     choose_settings,
     exit_code_of_fits,
     find_fits,
+    fits_of_run,
     print_examples,
     print_fit,
     print_targets,
-    refuse_what_does_not_fit,
 )
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
@@ -220,10 +220,11 @@ def _run(options: argparse.Namespace) -> int:
             print(json.dumps({"run": None, "identity": identity}))
         return 0
     is_there = bool(options.run_id) and (loaded.workspace.runs / options.run_id).exists()
+    fits: dict[str, dict[str, Any]] = {}
     if not is_there:
         loaded = choose_settings(loaded, compiles=True).say()
-    if options.fit is not False and not is_there:
-        refuse_what_does_not_fit(loaded, compiles=bool(options.fit))
+        refuses = options.fit is not False
+        fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses)
     run = start_run(
         loaded.pipeline,
         loaded.profile,
@@ -234,6 +235,7 @@ def _run(options: argparse.Namespace) -> int:
         argv=sys.argv,
         ahead=options.ahead,
         run_id=options.run_id,
+        fits=fits,
     )
     sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.pins)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")

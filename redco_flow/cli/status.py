@@ -18,6 +18,7 @@ from redco_flow.cli.view import (
     read_checked_view,
     read_run_view,
     with_aliases,
+    with_fits,
     with_goodput,
 )
 from redco_flow.errors import UsageError
@@ -325,7 +326,8 @@ def _status(options: argparse.Namespace) -> int:
     run = _find(options, options.run)
     if options.watch:
         follow_run(run)
-    view = with_goodput(run, with_aliases(run, read_checked_view(run, with_lines=True)))
+    view = with_aliases(run, read_checked_view(run, with_lines=True))
+    view = with_fits(run, with_goodput(run, view))
     print(json.dumps(view) if options.json else status_text(view, with_parameters=True))
     return 0
 
@@ -346,6 +348,7 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
         lines += [f"    warning: {stage['warning']}"] if stage.get("warning") else []
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
+        lines += [f"    {stage['fit']['text']}"] if stage.get("fit") else []
     for key in ("labels", "note"):
         text = view.get(key) or ""
         text = text if isinstance(text, str) else ", ".join(text)

@@ -22,6 +22,7 @@ from redco_flow.tracking.deletions import deletion_text, find_deletion, find_run
 from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.notes import RunNotes, read_notes
+from redco_flow.tracking.planned_fits import compare_fits
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.run_metrics import read_metrics
 from redco_flow.tracking.sweep_directory import current_attempt
@@ -174,6 +175,16 @@ def with_goodput(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
     for name, stage in view["stages"].items():
         found = find_goodput(run, name)
         stages[name] = {**stage, "goodput": None if found is None else found.to_json()}
+    return {**view, "stages": stages}
+
+
+def with_fits(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's view with the prediction for each training, next to what it measured."""
+    fits = compare_fits(run)
+    stages = {
+        name: {**stage, "fit": fits[name].to_json() if name in fits else None}
+        for name, stage in view["stages"].items()
+    }
     return {**view, "stages": stages}
 
 

@@ -26,6 +26,7 @@ LOGGED = (
     "learning_rate",
     "num_skipped",
     "tokens_per_second",
+    "step_seconds",
     "tflops_per_device",
     "mfu",
     "peak_memory_bytes",
@@ -46,7 +47,8 @@ class Callback:
         skipped), `learning_rate` (that of the last step, where the trainer knows the schedule),
         `num_skipped` (steps of this call that changed nothing, where such are skipped),
         `tokens_per_second` (sum of weights over time, without evaluations and compilation; absent
-        until there was a second step), `tflops_per_device` (model TFLOP/s over the same time,
+        until there was a second step), `step_seconds` (the median time of the last 64 steps, absent
+        as well), `tflops_per_device` (model TFLOP/s over the same time,
         padding counted; absent where they cannot be counted), `mfu` (their share of what the
         devices could compute in bfloat16; absent where that is not known), `peak_memory_bytes` (the
         most that one of this process' devices had in use since the process began; absent if

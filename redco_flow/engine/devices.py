@@ -16,12 +16,15 @@ v5p, v6e and tpu7x, which describe a chip: a device of TPU7x is one of its two c
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from redco_flow.engine.errors import EngineError
 
 _A100_TFLOPS = 312.0
+_UNITS = ("_tflops", "_gib", "_gb_s")
+_NEEDED = ("reported", "bfloat16_tflops", "memory_gib", "hbm_gb_s", "architecture")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Device:
         source: the data sheet, or the page.
         architecture: of GPUs that programs can be compiled for without having one.
         torus_dims: of TPUs: 2 or 3.
+        described: the facts that are not from the source, but described by the user.
+        measured: what programs attained of some facts (`engine.device_speed`).
     """
 
     kind: str
@@ -64,6 +69,16 @@ class Device:
     network_gb_s: float | None
     architecture: GpuArchitecture | None = None
     torus_dims: int | None = None
+    described: frozenset[str] = frozenset()
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    def is_reported_as(self, device_kind: str) -> bool:
+        """Return whether JAX calls such a device so.
+
+        A part of a GPU (MIG) has not what all of it has, and is not such a device.
+        """
+        is_part = "MIG" in device_kind
+        return not is_part and bool(re.fullmatch(self.reported, device_kind, re.IGNORECASE))
 
     @property
     def platform(self) -> Literal["cuda", "tpu"]:
@@ -129,13 +144,8 @@ DEVICES: tuple[Device, ...] = (
 
 
 def known_device(device_kind: str) -> Device | None:
-    """Return the row of what JAX calls a device.
-
-    A part of a GPU (MIG) has not what all of it has, and is not known.
-    """
-    if "MIG" in device_kind:
-        return None
-    return next((one for one in DEVICES if re.fullmatch(one.reported, device_kind, re.I)), None)
+    """Return the row of what JAX calls a device."""
+    return next((one for one in DEVICES if one.is_reported_as(device_kind)), None)
 
 
 def peak_tflops(device_kind: str) -> float | None:
@@ -146,20 +156,52 @@ def peak_tflops(device_kind: str) -> float | None:
     return _A100_TFLOPS if is_an_a100 else None
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str, described: Mapping[str, Mapping[str, Any]] | None = None) -> Device:
     """Return the row of a name: a `kind`, or how a cluster may call a GPU (`A100-SXM4-80GB`).
 
+    Args:
+        described: facts by such a name, which replace those of its row, or describe a GPU that
+            has none; `architecture` as a mapping.
+
     Raises:
-        EngineError: no row has this name, or several do.
+        EngineError: no row has this name, or several do; or facts are missing of a GPU without one.
     """
+    rows = {one.kind: one for one in DEVICES}
+    for known_as, facts in (described or {}).items():
+        one = _described(known_as, facts, _rows_of(known_as, DEVICES))
+        rows[one.kind] = one
+    found = _rows_of(name, list(rows.values()))
+    if len(found) == 1:
+        return found[0]
+    kinds = ", ".join(one.kind for one in found or rows.values())
+    what = "may be any of" if found else "is not known; known devices:"
+    raise EngineError(f"the device '{name}' {what} {kinds}.")
+
+
+def _rows_of(name: str, rows: Sequence[Device]) -> list[Device]:
     wanted = re.sub(r"^nvidia-|-sxm\d?(?=-|$)|b$", "", re.sub(r"[\s_]", "-", name.lower()))
     wanted = wanted.removesuffix("-80g") if wanted.startswith("h100") else wanted
     known = known_device(name.replace("_", " "))
-    found = [one for one in DEVICES if one.kind == wanted or one is known] or [
-        one for one in DEVICES if one.kind.startswith(f"{wanted}-")
+    kinds = {wanted, name.lower(), known.kind if known else wanted}
+    return [one for one in rows if one.kind in kinds] or [
+        one for one in rows if one.kind.startswith(f"{wanted}-")
     ]
-    if len(found) == 1:
-        return found[0]
-    kinds = ", ".join(one.kind for one in found or DEVICES)
-    what = "may be any of" if found else "is not known; known devices:"
-    raise EngineError(f"the device '{name}' {what} {kinds}.")
+
+
+def _described(name: str, facts: Mapping[str, Any], rows: Sequence[Device]) -> Device:
+    if len(rows) > 1:
+        kinds = ", ".join(one.kind for one in rows)
+        raise EngineError(f"devices.{name} may be any of {kinds}: use one of these names.")
+    changes = {**facts, "described": frozenset(facts)}
+    if "architecture" in facts:
+        changes["architecture"] = GpuArchitecture(**facts["architecture"])
+    if rows:
+        return replace(rows[0], **changes)
+    if missing := [fact for fact in _NEEDED if fact not in facts]:
+        known = ", ".join(one.kind for one in DEVICES)
+        raise EngineError(
+            f"devices.{name} is not a known device, and lacks {', '.join(missing)}; "
+            f"known devices: {known}."
+        )
+    unknown = dict.fromkeys(one.name for one in fields(Device) if one.name.endswith(_UNITS))
+    return Device(**{**unknown, "kind": name.lower(), "source": "", **changes})

@@ -10,11 +10,14 @@ import importlib.util
 import math
 import os
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.engine.devices import DEVICES, Device, find_device
 from redco_flow.engine.errors import EngineError
+from redco_flow.engine.step.links import Fabrics
 
 if TYPE_CHECKING:
     import jax
@@ -49,15 +52,22 @@ class Target:
 
     Args:
         topology: of TPUs, the chips along each dim of their torus; of GPUs (1, hosts, GPUs a host).
+        fabrics: which of the hosts share a network; None: all.
     """
 
     device: Device
     topology: tuple[int, ...]
+    fabrics: Fabrics | None = None
 
     @property
     def num_devices(self) -> int:
         """Devices of all hosts."""
         return math.prod(self.topology)
+
+    @property
+    def hosts_of_fabrics(self) -> list[int]:
+        """The number of hosts of each fabric; empty where all share one."""
+        return [] if self.fabrics is None else [*Counter(self.fabrics.of_host).values()]
 
     def set_environment(self) -> None:
         """Choose JAX's platform; to be called before JAX is imported."""
@@ -101,11 +111,17 @@ class Target:
             raise EngineError(f"libtpu knows no slice {name}: {_first_line(error)}") from error
 
 
-def read_target(text: str, *, gpus_per_host: int | None = None) -> Target:
+def read_target(
+    text: str,
+    *,
+    gpus_per_host: int | None = None,
+    described: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Target:
     """Read `KINDxNUMBER` or, of TPUs, `KIND:AxBxC`.
 
     Args:
         gpus_per_host: 8, or as many as there are of fewer, by default.
+        described: facts about devices, as of `find_device`.
 
     Raises:
         EngineError: no such device, or no such number or topology of them.
@@ -114,7 +130,7 @@ def read_target(text: str, *, gpus_per_host: int | None = None) -> Target:
     if found is None:
         raise EngineError(f"the target '{text}' is not KINDxNUMBER or KIND:TOPOLOGY: {_EXAMPLES}.")
     name, count, shape = found.groups()
-    device = find_device(name)
+    device = find_device(name, described)
     sizes = tuple(map(int, (shape or count).split("x")))
     if not all(sizes):
         raise EngineError(f"the target '{text}' has no devices.")

@@ -425,6 +425,7 @@ class TrainingLoop:
             record["learning_rate"] = float(found["learning_rate"])
         if window.seconds > 0:
             record["tokens_per_second"] = window.timed_weight / window.seconds
+            record["step_seconds"] = self._watch.median_seconds
         record["steps_seconds"] = window.seconds
         record["evaluation_seconds"] = window.evaluation_seconds
         record["checkpoints_seconds"] = window.checkpoints_seconds

@@ -87,11 +87,16 @@ class StepWatch:
         self._factor = factor
         self._seconds: deque[float] = deque(maxlen=_NUM_REMEMBERED)
 
+    @property
+    def median_seconds(self) -> float:
+        """The median time of the last 64 steps; NaN before the first."""
+        return statistics.median(self._seconds or [math.nan])
+
     def hear(self, step: int, seconds: float) -> bool:
         """Take in a step's time; return whether it was slow, and was warned of."""
         is_slow = False
         if self._factor is not None and len(self._seconds) >= _MIN_STEPS:
-            median = statistics.median(self._seconds)
+            median = self.median_seconds
             is_slow = seconds > self._factor * median
             if is_slow:
                 logger.warning(

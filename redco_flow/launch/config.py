@@ -9,10 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from redco_flow.spec.model import PositiveInt, StrictModel
+from redco_flow.spec.model import Name, NonNegativeFloat, PositiveFloat, PositiveInt, StrictModel
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
+
+
+class BetweenFabrics(StrictModel):
+    """The link between hosts of different fabrics, of a stage that has some of each.
+
+    Args:
+        gb_s: GB/s that one host sends to hosts of other fabrics, one way.
+        latency_us: microseconds until a message's first byte is there.
+    """
+
+    gb_s: PositiveFloat
+    latency_us: NonNegativeFloat = 30.0
 
 
 class ExecutorConfig(StrictModel):
@@ -21,6 +33,7 @@ class ExecutorConfig(StrictModel):
     Args:
         processes_per_host: for stages that run on several processes; one for each GPU, or one.
         walltime_minutes: of stages that ask for none; None is unlimited.
+        gpu_type: the kind of GPUs that `plan --fit` computes for, as h100 or a100-40g.
     """
 
     runs_arrays: ClassVar[bool] = False
@@ -38,6 +51,7 @@ class ExecutorConfig(StrictModel):
 
     processes_per_host: PositiveInt = 1
     walltime_minutes: PositiveInt | None = None
+    gpu_type: Name | None = None
 
     def check(self) -> None:
         """Raise where a profile with this executor lacks something in the section.
@@ -78,6 +92,13 @@ class ExecutorConfig(StrictModel):
 
         Args:
             environ: of a job's processes.
+        """
+        return None
+
+    def fabrics_of(self, resources: JobResources) -> tuple[list[int], BetweenFabrics] | None:
+        """Return how many hosts a stage has of each fabric, in the order of ranks, and their link.
+
+        None: all its hosts are of one fabric.
         """
         return None
 

@@ -11,9 +11,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from redco_flow.launch.slurm.nodes import rank_by_fabric
 
 ATTEMPT_VARIABLE = "REDCO_FLOW_ATTEMPT"  # in the environment of every process of a job
 
@@ -188,9 +190,17 @@ class RankInfo:
 
     @classmethod
     def from_slurm(
-        cls, environ: Mapping[str, str], *, gpus_per_host: int, rendezvous_seconds: int
+        cls,
+        environ: Mapping[str, str],
+        *,
+        gpus_per_host: int,
+        rendezvous_seconds: int,
+        fabrics: Sequence[str] = (),
     ) -> RankInfo:
         """Read what srun says.
+
+        Args:
+            fabrics: the nodes of each, which are to have ranks in a row.
 
         Raises:
             KeyError: this is no task of srun's.
@@ -202,10 +212,11 @@ class RankInfo:
         visible = next(filter(None, map(environ.get, _VISIBLE_GPUS)), None)
         num_visible = len(visible.split(",")) if visible else 0
         is_bound = num_visible * processes_per_host == gpus_per_host > num_visible
+        rank, local_rank = int(environ["SLURM_PROCID"]), int(environ["SLURM_LOCALID"])
         return cls(
-            rank=int(environ["SLURM_PROCID"]),
+            rank=rank_by_fabric(environ, fabrics, local_rank) if fabrics else rank,
             num_processes=num_processes,
-            local_rank=int(environ["SLURM_LOCALID"]),
+            local_rank=local_rank,
             processes_per_host=processes_per_host,
             gpus_per_host=gpus_per_host,
             restart=int(environ.get("SLURM_RESTART_COUNT", "0")),

@@ -145,6 +145,7 @@ def main(arguments: list[str]) -> int:
         os.environ,
         gpus_per_host=options.gpus_per_host,
         rendezvous_seconds=options.rendezvous_seconds,
+        fabrics=options.fabric,
     )
     limits = Limits(options.stall_seconds, options.grace_seconds)
     times = (options.seconds_to_warning, options.seconds_to_end)
@@ -221,6 +222,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--grace-seconds", type=float, required=True)
     parser.add_argument("--gpus-per-host", type=int, default=0)
     parser.add_argument("--rendezvous-seconds", type=int, default=300)
+    parser.add_argument("--fabric", action="append", default=[])
     parser.add_argument("--seconds-to-warning", type=float)
     parser.add_argument("--seconds-to-end", type=float)
     return parser.parse_args(arguments)

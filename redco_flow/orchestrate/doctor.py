@@ -23,12 +23,14 @@ from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
+from redco_flow.tracking.planned_fits import errors_text, recent_comparisons
 from redco_flow.tracking.schedules import list_schedules
 from redco_flow.tracking.workspace import Workspace
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "datasets", "transformers", "prefect")
 _JAX_TIMEOUT_SECONDS = 60
 _MIN_FREE_GIB = 2.0
+_NUM_RUNS_SHOWN = 3
 _DEVICES_PROGRAM = (
     "import json, jax; d = jax.devices();"
     "print(json.dumps({'platform': d[0].platform, 'kind': d[0].device_kind, 'count': len(d)}))"
@@ -48,13 +50,14 @@ def examine(profile: Profile) -> Iterator[Finding]:
     )
     for check in checks:
         yield check(profile)
+    yield from _check_predictions(profile)
     try:
         executor = make_executor(profile, os.environ)
     except RedcoFlowError as error:
         yield Finding("executor", False, str(error), "see `executor` in the profile")
         return
     yield Finding("executor", True, profile.executor)
-    yield from executor.examine(_gpus_per_host(profile))
+    yield from executor.examine(gpus_per_host(profile))
 
 
 def _check_python(profile: Profile) -> Finding:
@@ -75,9 +78,19 @@ def _check_packages(profile: Profile) -> Finding:
     return Finding("packages", not missing, detail, f"pip install {' '.join(missing)}")
 
 
+def _workspace_of(profile: Profile) -> Workspace:
+    return Workspace(expanded(profile.workspace).absolute())
+
+
+def _check_predictions(profile: Profile) -> Iterator[Finding]:
+    """Yield, for each kind of device, how recent runs differ from what `plan --fit` predicted."""
+    for device, compared in recent_comparisons(_workspace_of(profile)).items():
+        newest = "; ".join(f"{one.stage}: {one.text}" for one in compared[:_NUM_RUNS_SHOWN])
+        yield Finding("predictions", True, f"{errors_text(device, compared)}; {newest}")
+
+
 def _check_schedules(profile: Profile) -> Finding:
-    workspace = Workspace(expanded(profile.workspace).absolute())
-    names = ", ".join(one.name for one in list_schedules(workspace))
+    names = ", ".join(one.name for one in list_schedules(_workspace_of(profile)))
     if not names:
         return Finding("schedules", True, "none")
     serving = Serving.find()
@@ -109,7 +122,8 @@ def _check_disk(profile: Profile) -> Finding:
     )
 
 
-def _gpus_per_host(profile: Profile) -> int:
+def gpus_per_host(profile: Profile) -> int:
+    """Return the most GPUs that a stage requests by the profile's defaults."""
     stages = profile.defaults.get("stages") or {}
     asked = [(stage or {}).get("resources") or {} for stage in stages.values()]
     return max((int(one.get("gpus_per_host") or 0) for one in asked), default=0)

@@ -46,6 +46,7 @@ from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.goodput import TimeParts, find_goodput
+from redco_flow.tracking.planned_fits import compare_fits
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import unless_damaged
@@ -317,6 +318,7 @@ def trainings_of(
 ) -> list[TrainingSection]:
     """Return what the page shows of each stage that logged something as it went."""
     found = []
+    fits = compare_fits(run)
     for stage in stages:
         attempts, source = logging_attempts(stage)
         history = histories[stage.name]
@@ -333,6 +335,7 @@ def trainings_of(
             goodput=goodput_of(run, stage.name) if stage.attempts else None,
             parameters=str((progress or {}).get("parameters") or ""),
             warning=str((progress or {}).get("warning") or ""),
+            fit=fits.get(stage.name),
         )
         found.append(section)
     return found

@@ -13,6 +13,8 @@ from redco_flow.report.charts import Figure, Line, LineChart
 from redco_flow.report.numbers import duration, number, plural, score, size
 from redco_flow.report.training_history import History, num_not_finite, points_of
 from redco_flow.tracking.goodput import TimeParts
+from redco_flow.tracking.planned_fits import Figure as FitFigure
+from redco_flow.tracking.planned_fits import FitComparison
 from redco_flow.tracking.run_metrics import training_metric
 
 _MAX_LINES = 4  # more cannot be distinguished
@@ -76,6 +78,7 @@ def view_training(
     goodput: TimeParts | None = None,
     parameters: str = "",
     warning: str = "",
+    fit: FitComparison | None = None,
 ) -> TrainingSection:
     """Return a stage's training for the page.
 
@@ -87,6 +90,7 @@ def view_training(
         goodput: what its time went into, where that is known.
         parameters: how many there are, and how many of them are trained.
         warning: what the training warned of before it began.
+        fit: what `plan --fit` predicted, and what was measured.
     """
     figures = [
         *_loss_figure(history, units.loss),
@@ -109,9 +113,10 @@ def view_training(
             *([("model", parameters)] if parameters else []),
             *([("warning", warning)] if warning else []),
             *_goodput_facts(goodput),
+            *_fit_facts(fit),
         ),
         figures=tuple(figures),
-        tables=(*_tables(history, units), *_time_table(goodput)),
+        tables=(*_tables(history, units), *_time_table(goodput), *_fit_tables(fit)),
         remarks=(*history.remarks, *_not_finite(history)),
     )
 
@@ -176,6 +181,34 @@ def _time_table(goodput: TimeParts | None) -> Iterator[ValueTable]:
     )
     note = "From the submission of the first attempt to the end; waiting is also between attempts."
     yield ValueTable("Time", ("part", "seconds", "share"), rows, note)
+
+
+def _fit_facts(fit: FitComparison | None) -> Iterator[tuple[str, str]]:
+    if fit is not None:
+        yield from ((figure.name, figure.text) for figure in fit.figures)
+        if fit.ran_on:
+            yield "predicted for", f"{fit.target}; not compared, it ran on {fit.ran_on}"
+
+
+def _fit_tables(fit: FitComparison | None) -> Iterator[ValueTable]:
+    """The predicted parts of a step's time and of a device's memory, each after their sum."""
+    if fit is None:
+        return
+    header = ("part", "predicted", "measured", "difference")
+    note = f"Predicted by plan --fit for {fit.target}."
+    if fit.time and (time := fit.fit["step_time"]):
+        parts = sorted(time["parts_seconds"].items(), key=lambda part: -part[1])
+        rows = [fit.time, *(FitFigure(name, seconds, "s") for name, seconds in parts)]
+        yield ValueTable("Step time", header, tuple(map(_fit_row, rows)), note)
+    sizes = fit.fit["parts_bytes"].items()
+    rows = [fit.memory, *(FitFigure(name.replace("_", " "), n / 2**30, "GiB") for name, n in sizes)]
+    yield ValueTable("Memory per device", header, tuple(map(_fit_row, rows)), note)
+
+
+def _fit_row(figure: FitFigure) -> tuple[str, str, str, str]:
+    measured = "–" if figure.measured is None else f"{number(figure.measured)} {figure.unit}"
+    error = "–" if figure.error is None else f"{figure.error:+.1%}"
+    return figure.name, f"{number(figure.predicted)} {figure.unit}", measured, error
 
 
 def _loss_figure(history: History, unit: str) -> Iterator[Figure]:

@@ -23,6 +23,7 @@ TRAINER_FIELDS = (
     "learning_rate",
     "num_skipped",
     "tokens_per_second",
+    "step_seconds",
     "tflops_per_device",
     "mfu",
     "peak_memory_bytes",

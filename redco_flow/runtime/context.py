@@ -138,10 +138,19 @@ class Progress:
     tflops_per_device: float | None = None
     mfu: float | None = None
     peak_memory_bytes: int | None = None
+    step_seconds: float | None = None
 
 
 # What is said for good, whatever the phase.
-_LASTING = ("devices", "parameters", "warning", "tflops_per_device", "mfu", "peak_memory_bytes")
+_LASTING = (
+    "devices",
+    "parameters",
+    "warning",
+    "tflops_per_device",
+    "mfu",
+    "peak_memory_bytes",
+    "step_seconds",
+)
 
 
 @dataclass
@@ -227,6 +236,7 @@ class StageContext:
         tflops_per_device: float | None = None,
         mfu: float | None = None,
         peak_memory_bytes: int | None = None,
+        step_seconds: float | None = None,
     ) -> None:
         """Write the stage's progress, which is also its heartbeat: call it every few minutes.
 
@@ -248,6 +258,7 @@ class StageContext:
             tflops_per_device=tflops_per_device,
             mfu=mfu,
             peak_memory_bytes=peak_memory_bytes,
+            step_seconds=step_seconds,
         )
         given = {name: _plain(v) for name, v in dataclasses.asdict(said).items() if v is not None}
         is_new_phase = phase is not None and phase != self._progress.phase

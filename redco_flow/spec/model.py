@@ -231,20 +231,18 @@ def known_keys(model: type[BaseModel], path: tuple[str | int, ...] = ()) -> set[
     models: list[type[BaseModel]] = [model]
     annotations: list[Any] = []
     for part in path:
-        if isinstance(part, int):
-            annotations = [item for one in annotations for item in _items(one)]
-        else:
-            fields = [field for one in models if (field := one.model_fields.get(part))]
-            annotations = [field.annotation for field in fields]
+        fields = [field for one in models if (field := one.model_fields.get(str(part)))]
+        inner = [item for one in annotations for item in _items(one)]
+        annotations = [field.annotation for field in fields] or inner
         models = [found for one in annotations for found in submodels(one)]
     return {name for one in models for name in one.model_fields} or None
 
 
 def _items(annotation: Any) -> Iterator[Any]:
-    """Yield what a list of this type holds."""
+    """Yield what a list of this type holds, or a mapping's values are."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is list:
-        yield from arguments
+    if origin in (list, dict):
+        yield arguments[-1]
     elif origin in (typing.Union, types.UnionType):
         for part in arguments:
             yield from _items(part)

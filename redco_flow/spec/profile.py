@@ -21,6 +21,7 @@ from pydantic import (
 
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.local_paths import expanded
+from redco_flow.spec.devices import DeviceFacts
 from redco_flow.spec.document import Document, KeyPath, Origin, written_at
 from redco_flow.spec.executor import executor_config, executor_problem, known_executors
 from redco_flow.spec.find import find_file
@@ -119,6 +120,8 @@ class Profile(StrictModel):
         launcher: the process that drives a run: on this machine (local), or a small job of the
             profile's executor (slurm).
         retries: number of retries of a stage, by the cause of its end.
+        devices: facts about kinds of devices, by the name in `gpu_type` or a target, for
+            `plan --fit`.
         ssh: the cluster's login node, where `run` starts the run and the verbs that show or
             continue it look for it.
         defaults: keys of a pipeline, used where a pipeline file has none; under `stages`, only
@@ -138,6 +141,7 @@ class Profile(StrictModel):
     start_prefect_server: bool = False
     launcher: Text = LOCAL_LAUNCHER
     retries: RetryBudgets = RetryBudgets()
+    devices: dict[Name, DeviceFacts] = Field(default_factory=dict)
     ssh: LoginNode | None = None
     defaults: dict[str, Any] = Field(default_factory=dict)
 

@@ -119,6 +119,7 @@ class ProgressRecord(TypedDict, total=False):
     tflops_per_device: float | None
     mfu: float | None
     peak_memory_bytes: int | None
+    step_seconds: float | None
     time: str
 
 

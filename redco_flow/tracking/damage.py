@@ -10,6 +10,7 @@ from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.journal import read_journal
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.notes import read_notes
+from redco_flow.tracking.planned_fits import read_fits
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import read_shared_attempt
 from redco_flow.tracking.typed_records import find_record
@@ -38,6 +39,7 @@ def _readers(run: RunDirectory, *, with_lines: bool) -> Iterator[Callable[[], ob
     yield run.read_state
     yield run.read_plan
     yield run.read_origins
+    yield lambda: read_fits(run)
     yield lambda: read_notes(run)
     yield lambda: find_holder(run)
     yield lambda: find_record(run.path / "launch.json", LaunchFile)

@@ -228,6 +228,11 @@ class RunDirectory:
         return self.path / "plan.json"
 
     @property
+    def fits_path(self) -> Path:
+        """Path of the predictions of `plan --fit` for the trainings, where there are any."""
+        return self.path / "fits.json"
+
+    @property
     def patch_path(self) -> Path:
         """The code's difference from its commit, where there is one."""
         return self.path / "code.patch"

@@ -9,6 +9,10 @@ import sys
 import psutil
 import pytest
 
+from redco_flow.records import write_json
+from redco_flow.tracking.calibrations import keep_calibration
+from redco_flow.tracking.run_directory import list_runs
+from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
@@ -164,12 +168,40 @@ def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figu
     assert same["adding"] == [True]
 
 
-@compiles_for_gpus
-def test_the_search_compares_what_is_computed_again_and_the_fastest_is_first(command):
-    words = ("plan", "small.yaml", "--fit", "--target", "h100x1", "model.config.remat=full")
-    found = json.loads(command(*words, "--search", "--json", code=0).splitlines()[-1])
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A smaller training whose plan is searched for, the words for it, and the answer."""
+    folder = tmp_path_factory.mktemp("searched")
+    (folder / "small.yaml").write_text(PIPELINE)
+    (folder / "texts.jsonl").write_text('{"text": "a text"}\n')
+    devices = "devices: {h100: {hbm_gb_s: 3000}}"
+    (folder / "one.yaml").write_text(
+        f"{{missing_gpus: warn, local: {{gpu_type: h100}}, {devices}}}"
+    )
+    calibration = {"profile": "one", "device_kind": "NVIDIA H100 80GB HBM3", "num_devices": 1}
+    calibration |= {
+        "figures": {"bfloat16_tflops": 700.0},
+        "measured_at": "2026-01-31T12:00:30+00:00",
+    }
+    keep_calibration(Workspace.open(folder / "redco-workspace"), calibration)
+    command = Command(folder)
+    smaller = ("model.config.num_hidden_layers=2", "global_batch_size=1")
+    words = ("small.yaml", "-p", "one.yaml", "stages.train.resources.gpus_per_host=1", *smaller)
+    words += ("model.config.remat=full",)
+    found = json.loads(command("plan", *words, "--fit", "--search", "--json").splitlines()[-1])
+    return command, words, found["fit"]["train"]
 
-    fit = found["fit"]["train"]
+
+@compiles_for_gpus
+def test_the_search_compares_what_is_computed_again_and_the_fastest_is_first(searched):
+    _, _, fit = searched
+
+    assert fit["recent_runs"] == ""
+    assert fit["device_facts"] == {
+        "memory_gib": {"value": 79.1, "origin": "data sheet"},
+        "hbm_gb_s": {"value": 3000, "origin": "profile"},
+        "bfloat16_tflops": {"value": 700.0, "origin": "measured"},
+    }
     as_it_is = next(one for one in fit["candidates"] if not one["overrides"])
     assert as_it_is["used_bytes"] == fit["used_bytes"]
     assert as_it_is["step_seconds"] == fit["step_time"]["seconds"]
@@ -225,6 +257,38 @@ def test_a_mesh_that_cannot_be_left_to_the_search_is_reported_at_its_place(comma
     assert "gpu_type" in unnamed
     assert "Or set num_model_shards and fsdp in place of 'mesh'." in unnamed
     assert not list(command.folder.glob("redco-workspace/runs/*/"))
+
+
+@compiles_for_gpus
+def test_a_run_records_its_prediction_and_everything_shows_it_next_to_the_measurement(searched):
+    command, words, fit = searched
+    # The prediction is recorded at the start; the training need not begin, so no stage can.
+    command("run", *words, "profile.environment.PYTHONHOME=/nowhere", code=1)
+    workspace = Workspace(command.folder / "redco-workspace")
+    (run,) = list_runs(workspace)
+    seconds, gib = fit["step_time"]["seconds"], fit["used_bytes"] / 2**30
+    predicted = f"step time predicted {seconds:.3g} s; memory per device predicted {gib:.3g} GiB"
+    assert f"    {predicted}, on h100x1" in command("status", "@last").splitlines()
+    assert "predictions" not in command("doctor", "-p", "one.yaml")
+
+    measured = {"step_seconds": 1.25 * seconds, "peak_memory_bytes": round(0.9 * gib * 2**30)}
+    progress = {"devices": "NVIDIA H200", **measured, "time": "2026-01-31T12:00:30+00:00"}
+    path = run.new_attempt("train").progress_path
+    write_json(path, progress)
+    others = f"    {predicted}, for h100x1; not compared: it ran on NVIDIA H200"
+    assert others in command("status", "@last").splitlines()
+    assert "predictions" not in command("doctor", "-p", "one.yaml")
+
+    write_json(path, {**progress, "devices": "NVIDIA H100 80GB HBM3"})
+    shown = command.json("status", "@last")["stages"]["train"]["fit"]
+    assert (shown["time"]["error_percent"], shown["memory"]["error_percent"]) == (25.0, -10.0)
+    recent = (
+        "a recent run on h100: steps 25 % slower than predicted, 10 % less memory than predicted"
+    )
+    assert f"ok    predictions: {recent}; {run.id}/train: step time" in command(
+        "doctor", "-p", "one.yaml"
+    )
+    assert recent in command("plan", *words, "--fit").splitlines()
 
 
 @pytest.mark.parametrize(

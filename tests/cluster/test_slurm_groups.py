@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from job_processes import phase_of, processes_of, worker_of
@@ -51,9 +52,12 @@ def test_the_death_of_one_rank_ends_the_group_and_names_it(submit):
 
     Engine case 21: all ranks end with that rank's error, long before the stall timeout.
     """
-    job = submit("hang", resources=TWO_HOSTS)
+    nodes = {f"fabric{last}": f"127.0.0.{last}" for last in (14, 13, 12, 11)}
+    job = submit("hang", resources=TWO_HOSTS, settings={"fabrics": nodes})
     workers = started(job)
 
+    variables = [Path(f"/proc/{worker}/environ").read_bytes().split(b"\0") for worker in workers]
+    assert [b"SLURM_NODEID=1" in one for one in variables] == [True, False]  # in that order
     os.kill(workers[1], signal.SIGKILL)
     wait_until(lambda: processes_of(job.attempt, "redco_flow.worker") == [])
     assert job.wait_seconds(400)

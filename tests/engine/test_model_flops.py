@@ -307,3 +307,6 @@ def test_a_training_on_cpus_logs_tflops_and_no_mfu():
     assert record["tflops_per_device"] == pytest.approx(5 * ONE * per_second / 2 / 1e12)
     assert "mfu" not in record
     assert record.get("peak_memory_bytes") == peak_memory_bytes(trainer.devices)
+    # Of the first two steps the second alone is timed: the first compiled.
+    first = recorder.logs[0]
+    assert first["step_seconds"] == first["steps_seconds"] > 0

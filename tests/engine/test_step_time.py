@@ -1,10 +1,13 @@
 """Times of hand-written programs: closed forms of an H100's data sheet."""
 
+from dataclasses import replace
+
 import pytest
 
 from redco_flow.engine.devices import find_device
+from redco_flow.engine.step.links import Fabrics, Links, NotPredicted, find_traffic
 from redco_flow.engine.step.program import Program
-from redco_flow.engine.step.step_time import BEST, USUAL, WORST, NotPredicted, predict_step_time
+from redco_flow.engine.step.step_time import BEST, USUAL, WORST, predict_step_time
 
 FLOPS, HBM, NVLINK, NETWORK = 989.4e12, 3350e9, 450e9, 50e9
 LAUNCH = USUAL.launch_seconds
@@ -70,10 +73,14 @@ FLOAT32 = (
 ONE_PRODUCT = 2 * N**3 / (USUAL.products * FLOPS) + LAUNCH
 
 
-def step_time(*lines, device="h100", num_devices=1, per_host=8):
-    text = PROGRAM.format(body="\n".join(lines), rhs="rhs_contracting_dims={0}")
+def program(*lines):
+    return Program(PROGRAM.format(body="\n".join(lines), rhs="rhs_contracting_dims={0}"))
+
+
+def step_time(*lines, device="h100", num_devices=1, per_host=8, fabrics=None, **measured):
     hosts = [number // per_host for number in range(num_devices)]
-    return predict_step_time(Program(text), find_device(device), hosts)
+    known = replace(find_device(device), measured=measured)
+    return predict_step_time(program(*lines), known, hosts, fabrics)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,18 @@ def test_a_step_takes_the_sum_of_its_kernels_rooflines_and_launches(lines, secon
 
     assert time.seconds == pytest.approx(seconds, rel=1e-9)
     assert sum(time.parts.values()) == pytest.approx(time.seconds)
+
+
+def test_measured_figures_take_the_place_of_usual_shares():
+    time = step_time(PRODUCT, ELEMENTWISE, bfloat16_tflops=500.0, hbm_gb_s=2000.0)
+    computing = 2 * N**3 / 500e12
+    usual = step_time(PRODUCT, ELEMENTWISE)
+
+    assert time.parts["products"] == pytest.approx(computing)
+    moving = usual.parts["other kernels"] * USUAL.memory * HBM / 2000e9
+    assert time.parts["other kernels"] == pytest.approx(moving)
+    assert time.facts == ["hbm_gb_s", "bfloat16_tflops"]
+    assert time.least < time.seconds < time.most
 
 
 def test_the_interval_is_what_kernels_attain_at_best_and_at_worst():
@@ -163,6 +182,54 @@ def test_in_an_all_to_all_each_device_sends_its_parts_over_its_own_links():
     sent = 4 * MB / 16 / USUAL.links
     on_links = (7 * sent / NVLINK + 15 * 0.6e-6, 8 * sent / NETWORK + 15 * 2.7e-6)
     assert time.seconds == pytest.approx(6.6e-6 + max(on_links), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("of_host", "groups", "size", "num_sharing"),
+    [
+        # All-reduces of a device of each host: all of them share a host's slow link.
+        ([0, 1], "replica_groups=[8,2]<=[2,8]T(1,0)", 2, 8),
+        ([0, 0, 1, 1], "replica_groups=[4,4]<=[4,4]T(1,0)", 4, 4),
+        # One ring over all devices crosses it once.
+        ([0, 1], "replica_groups=[1,16]<=[16]", 16, 1),
+        # Rings within a fabric do not.
+        ([0, 0, 1, 1], "replica_groups=[2,8]<=[16]", 8, 0),
+    ],
+)
+def test_what_goes_between_fabrics_shares_the_slow_link_of_its_host(
+    of_host, groups, size, num_sharing
+):
+    line, per_host = REDUCE.format(groups=groups), 16 // len(of_host)
+    fabrics = Fabrics(of_host, between_gb_s=1.0, latency_us=50.0)
+
+    plain = step_time(line, num_devices=16, per_host=per_host).seconds
+    time = step_time(line, num_devices=16, per_host=per_host, fabrics=fabrics).seconds
+
+    turns = 2 * (size - 1)
+    slow = turns * (4 * MB / size * num_sharing / (USUAL.links * 1e9) + 50e-6)
+    assert time == pytest.approx(6.6e-6 + slow if num_sharing else plain, rel=1e-9)
+
+
+def test_traffic_is_of_the_axes_that_collectives_go_along_and_counts_loops():
+    body = REDUCE.format(groups="replica_groups=[8,2]<=[16]").replace("%x", "%value")
+    text = PROGRAM.replace("  %next =", body.replace("{", "{{").replace("}", "}}") + "\n  %next =")
+    lines = [
+        LOOP + TRIPS,
+        REDUCE.format(groups="replica_groups=[8,2]<=[2,8]T(1,0)").replace("%r", "%over_data"),
+        REDUCE.format(groups="replica_groups=[1,16]<=[16]").replace("%r", "%over_all"),
+    ]
+    found = Program(text.format(body="\n".join(lines), rhs="rhs_contracting_dims={0}"))
+    links = Links(find_device("h100"), [0] * 8 + [1] * 8, 1.0)
+
+    traffic = find_traffic(found, links, {"data": 2, "fsdp": 4, "model": 2})
+
+    assert {(one.axes, one.link): one.bytes_per_device / (4 * MB) for one in traffic} == {
+        ("data", "between hosts"): 1,
+        ("data and fsdp and model", "between hosts"): 2 * 15 / 16,
+        ("model", "in a host"): 7,
+    }
+    seconds = {one.axes: one.seconds for one in traffic}
+    assert seconds["model"] == pytest.approx(7 * (6.6e-6 + 4 * MB / NVLINK + 2 * 0.6e-6))
 
 
 def test_of_an_asynchronous_collective_only_the_wait_counts():

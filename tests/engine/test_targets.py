@@ -1,10 +1,11 @@
 """Names of devices and targets, and what is said where nothing compiles for them."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
-from redco_flow.engine.devices import DEVICES, find_device
+from redco_flow.engine.devices import DEVICES, GpuArchitecture, find_device
 from redco_flow.engine.errors import EngineError
 from redco_flow.engine.targets import NoCompiler, read_target
 
@@ -58,6 +59,44 @@ def test_an_impossible_target_is_refused(text, said):
 )
 def test_a_clusters_names_of_gpus_are_known(gres, kind):
     assert find_device(gres).kind == kind
+
+
+ARCHITECTURE = {
+    "compute_capability": 89, "num_cores": 142, "fpus_per_core": 128, "clock_ghz": 2.52,
+    "shared_memory_per_core_bytes": 102400, "shared_memory_per_block_bytes": 101376,
+    "l2_cache_bytes": 100663296,
+}  # fmt: skip
+OWN = {"reported": "NVIDIA Own", "bfloat16_tflops": 100.0, "memory_gib": 30.0, "hbm_gb_s": 900.0}
+
+
+def test_described_facts_replace_those_of_the_table_or_describe_another_gpu():
+    described = {
+        "H100": {"hbm_gb_s": 3000.0},
+        "l40s": {"architecture": ARCHITECTURE},
+        "own": {**OWN, "architecture": ARCHITECTURE},
+    }
+
+    h100, l40s, own = (
+        read_target(f"{name}x4", described=described).device for name in ("h100", "l40s", "own")
+    )
+
+    assert h100 == replace(find_device("h100"), hbm_gb_s=3000.0, described=frozenset({"hbm_gb_s"}))
+    assert l40s.hbm_gb_s == find_device("l40s").hbm_gb_s
+    assert (own.platform, own.reported, own.memory_gib) == ("cuda", "NVIDIA Own", 30.0)
+    assert (own.tf32_tflops, own.host_gb_s, own.torus_dims) == (None, None, None)
+    assert own.architecture == l40s.architecture == GpuArchitecture(**ARCHITECTURE)
+
+
+@pytest.mark.parametrize(
+    ("described", "said"),
+    [
+        ({"own": OWN}, "devices.own is not a known device, and lacks architecture; known devices"),
+        ({"a100": {"hbm_gb_s": 2000.0}}, "devices.a100 may be any of a100-40g, a100-80g, a100-80g"),
+    ],
+)
+def test_facts_of_no_device_are_refused(described, said):
+    with pytest.raises(EngineError, match=said):
+        read_target("h100x8", described=described)
 
 
 def test_kinds_are_unique_and_their_memory_is_read_in_far_less_than_a_second():

@@ -40,6 +40,21 @@ def test_hosts_of_one_fabric_serve_a_group_and_each_must_have_the_gpus():
         labels(num_hosts=3)
 
 
+def test_with_a_link_between_fabrics_a_stage_gets_hosts_of_several_where_it_must():
+    link = {"gb_s": 3.1, "latency_us": 20}
+    section = Config.from_json({**SECTION.model_dump(mode="json"), "between_fabrics": link})
+
+    few, many = JobResources(num_hosts=2), JobResources(num_hosts=3, gpus_per_host=4)
+
+    assert [len(group) for group in eligible_hosts(section, few)] == [2]
+    assert section.fabrics_of(few) is None
+    (group,) = eligible_hosts(section, many)
+    assert [host.label for host in group] == ["a", "b", "c"]
+    assert section.fabrics_of(many) == ([1, 2], section.between_fabrics)
+    with pytest.raises(DoesNotFit, match=r"largest group \(hosts.addresses, one fabric\) has 2"):
+        eligible_hosts(section, JobResources(num_hosts=5))
+
+
 def test_the_candidates_and_the_command_are_shown_and_a_forwarded_value_is_not(tmp_path):
     executor = HostsExecutor(
         tmp_path, SECTION, variables={"A": "b c"}, environment={"HF_TOKEN": "hf_value"}

@@ -15,6 +15,7 @@ from redco_flow.launch.call import JobResources
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
+from redco_flow.launch.slurm.nodes import expand_nodes
 from redco_flow.launch.slurm.script import Submission, render, render_launcher
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -182,6 +183,44 @@ def test_a_rank_gets_its_own_gpus_whether_slurm_binds_them_or_not(visible, local
     rank_info = RankInfo.from_slurm(environ, gpus_per_host=4, rendezvous_seconds=1)
 
     assert RankInfo.from_environment(rank_info.to_environment()).local_device_ids == devices
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("gpu[08-10,2],big1", ["gpu08", "gpu09", "gpu10", "gpu2", "big1"]),
+        ("r[1-2]n[3,5]", ["r1n3", "r1n5", "r2n3", "r2n5"]),
+        ("127.0.0.[11-12]", ["127.0.0.11", "127.0.0.12"]),
+    ],
+)
+def test_nodes_are_read_as_scontrol_shows_hostnames(text, nodes):
+    assert expand_nodes(text) == nodes
+
+
+def test_ranks_of_one_fabric_are_in_a_row():
+    environ = {"SLURM_STEP_NODELIST": "n[1-4]", "SLURM_NTASKS": "8", "SLURM_NNODES": "4"}
+    fabrics = ["n[2,4]", "n3"]
+
+    ranks = [
+        RankInfo.from_slurm(
+            {**environ, "SLURM_NODEID": str(node), "SLURM_LOCALID": "1", "SLURM_PROCID": "0"},
+            gpus_per_host=2, rendezvous_seconds=1, fabrics=fabrics,
+        ).rank
+        for node in range(4)
+    ]  # fmt: skip
+
+    assert ranks == [7, 1, 5, 3]  # n2, n4; n3; n1 is of none
+
+
+def test_nodes_of_fabrics_are_slurms_notation_and_each_in_one():
+    section = Config(fabrics={"a": "n[1-3]", "b": "n4"}, between_fabrics={"gb_s": 2})
+
+    assert section.fabrics_of(JobResources(num_hosts=4)) == ([3, 1], section.between_fabrics)
+    assert section.fabrics_of(JobResources(num_hosts=2))[0] == [1, 1]
+    assert section.fabrics_of(JobResources()) is None
+    for wrong, reason in ((["n1", "n[1-2]"], "n1 is in more than one"), (["n[1"], "is not a list")):
+        with pytest.raises(ValueError, match=reason):
+            Config(fabrics=dict(zip("ab", wrong, strict=False)))
 
 
 @pytest.mark.parametrize(

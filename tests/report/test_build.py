@@ -2,6 +2,9 @@ import re
 
 import pytest
 
+from redco_flow.records import write_json
+from redco_flow.tracking.planned_fits import write_fits
+
 
 def test_the_page_begins_with_the_run_and_how_it_ended(builder, read_report):
     page = read_report(builder.whole())
@@ -177,6 +180,26 @@ def test_how_well_devices_are_used_is_told_with_the_training(builder, read_repor
     assert "TFLOP/s per device 402.0, MFU 41.0% (median)" in page.text
     assert "tflops per device mfu" in page.text
     assert "peak memory per device 3.0 GiB" in page.text
+
+
+def test_a_trainings_prediction_is_shown_next_to_its_measurement(builder, read_report):
+    builder.train(builder.preprocess()["dataset"])
+    time = {"seconds": 0.4, "parts_seconds": {"products": 0.3, "launches": 0.1}}
+    fit = {"device": "h100", "reported": "NVIDIA H100.*", "num_devices": 2, "step_time": time}
+    fit |= {"used_bytes": 40 * 2**30, "parts_bytes": {"optimizer_state": 5 * 2**30}}
+    write_fits(builder.run, {"train": fit})
+    progress = {"devices": "2 × NVIDIA H100 80GB HBM3", "step_seconds": 0.42}
+    progress |= {"peak_memory_bytes": 38 * 2**30, "time": "2026-01-31T12:00:30+00:00"}
+    write_json(builder.run.attempt("train", 1).progress_path, progress)
+
+    page = read_report(builder.close())
+
+    assert "step time 0.42 s, predicted 0.4 s (+5.0 %)" in page.text
+    assert "memory per device 38 GiB, predicted 40 GiB (-5.0 %)" in page.text
+    times = "step time 0.4000 s 0.4200 s +5.0% products 0.3000 s – – launches 0.1000 s – –"
+    sizes = "memory per device 40.00 GiB 38.00 GiB -5.0% optimizer state 5.000 GiB – –"
+    assert times in page.text
+    assert sizes in page.text
 
 
 @pytest.mark.parametrize(

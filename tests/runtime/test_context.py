@@ -81,14 +81,14 @@ def test_a_stop_is_raised_only_once_it_was_requested(context):
 
 def test_the_devices_that_a_stage_names_and_their_use_stay_in_its_progress(context):
     context.report(phase="preparing", devices="2 × NVIDIA H100")
-    context.report(phase="training", step=3, tflops_per_device=402.0, mfu=0.4, peak_memory_bytes=7)
+    use = {"tflops_per_device": 402.0, "mfu": 0.4, "peak_memory_bytes": 7, "step_seconds": 0.5}
+    context.report(phase="training", step=3, **use)
 
     context.report(phase="digesting parameters")
 
     progress = context.attempt_dir.read_progress()
     assert progress["devices"] == "2 × NVIDIA H100"
-    assert (progress["tflops_per_device"], progress["mfu"]) == (402.0, 0.4)
-    assert progress["peak_memory_bytes"] == 7
+    assert {key: progress[key] for key in use} == use
     assert progress["step"] is None
     assert context.devices == "2 × NVIDIA H100"
 

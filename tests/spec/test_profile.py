@@ -31,6 +31,7 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
         "prefect_api_url": None,
         "start_prefect_server": False,
         "launcher": "local",
+        "devices": {},
         "ssh": None,
         "retries": {
             "preempted": None,
@@ -94,7 +95,9 @@ def test_a_profile_takes_environment_variables(write):
 
 def test_mistakes_in_a_profile_are_told_at_once(write):
     path = write(
-        "executer: local\nnum_cpu_devices: 0\nenvironment:\n  HF_TOKEN: abc\n  A B: c\n", "p.yaml"
+        "executer: local\nnum_cpu_devices: 0\nenvironment:\n  HF_TOKEN: abc\n  A B: c\n"
+        "devices:\n  h100: {hbm_tb_s: 3.35, memory_gib: 80 GiB, reported: '('}\n",
+        "p.yaml",
     )
 
     with pytest.raises(ConfigError) as caught:
@@ -108,6 +111,9 @@ def test_mistakes_in_a_profile_are_told_at_once(write):
         "p.yaml:2:1: 'num_cpu_devices' must be greater than 0, not 0",
         "p.yaml:4:3: 'environment.HF_TOKEN' looks like a secret, which is never stored;",
         "p.yaml:5:3: 'environment.A B': 'A B' is no name (must match ^[A-Za-z_][A-Za-z0-9_]*$)",
+        "p.yaml:7:10: 'devices.h100' has no key 'hbm_tb_s'; did you mean 'hbm_gb_s'?",
+        "p.yaml:7:26: 'devices.h100.memory_gib' must be a number, not '80 GiB'",
+        "p.yaml:7:46: 'devices.h100.reported': is no regular expression: missing )",
     ]
     assert len(found) == len(expected)
     assert all(one.startswith(two) for one, two in zip(found, expected, strict=True)), found

@@ -151,7 +151,7 @@ class Program:
             UnknownLoop: they are not known.
         """
         total = 0
-        for computation, one, count in self._runs(self.entry, 1):
+        for computation, one, count in self.runs():
             flops = _flops(computation, one)
             if flops and count is None:
                 raise UnknownLoop(f"{one.name} is in a loop of unknown length")
@@ -161,7 +161,7 @@ class Program:
     def kernel_runs(self) -> dict[str, int]:
         """Return how often each kind of custom call runs; a loop of unknown length counts once."""
         found: Counter[str] = Counter()
-        for _, one, count in self._runs(self.entry, 1):
+        for _, one, count in self.runs():
             if one.target and one.target not in _CUBLAS:
                 found[one.target] += 1 if count is None else count
         return dict(found)
@@ -233,10 +233,13 @@ class Program:
     def _fused(self, one: Instruction) -> Computation:
         return self.computations[_CALLED.findall(one.text)[0]]
 
+    def runs(self) -> Iterator[tuple[Computation, Instruction, int | None]]:
+        """Yield what runs, inside of fusions too, with where it is and how often; None: unknown."""
+        return self._runs(self.entry, 1)
+
     def _runs(
         self, name: str, count: int | None
     ) -> Iterator[tuple[Computation, Instruction, int | None]]:
-        """Yield what runs, inside of fusions too, with where it is and how often; None: unknown."""
         computation = self.computations[name]
         for one in computation.instructions.values():
             yield from ((inside, each, count) for inside, each in self.within(computation, one))

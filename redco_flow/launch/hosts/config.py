@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from redco_flow.errors import DoesNotFit
-from redco_flow.launch.config import ExecutorConfig
+from redco_flow.launch.config import BetweenFabrics, ExecutorConfig
 from redco_flow.spec.model import (
     Name,
     NonNegativeInt,
@@ -33,7 +33,7 @@ class Host(SshTarget):
         jump_host: `[USER@]HOST[:PORT]` through which it is reached.
         gpus: how many a stage may ask of it.
         directory: where code, inputs and results lie on it; made if missing.
-        fabric: machines of one name share a fast network; a group never mixes two.
+        fabric: machines of one name share a fast network.
     """
 
     gpus: NonNegativeInt = 0
@@ -52,8 +52,8 @@ class Config(ExecutorConfig):
             finds out. What is not shared is copied, and the results copied back.
         forward_environment: variables of this machine whose values the stages get, secrets too:
             they go through SSH and are written nowhere.
-        processes_per_host: for stages that run on several processes; one for each GPU, or one.
-        walltime_minutes: of stages that ask for none; None is unlimited.
+        between_fabrics: the link between machines of different fabrics; a stage gets some of each
+            where no fabric has enough. None: it never does.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
         lost_after_minutes: a machine that has been silent for so long counts as lost.
     """
@@ -63,6 +63,7 @@ class Config(ExecutorConfig):
     known_hosts: LocalFile | None = None
     shared_workspace: bool | None = None
     forward_environment: list[VariableName] = Field(default_factory=list)
+    between_fabrics: BetweenFabrics | None = None
     rendezvous_seconds: PositiveInt = 300
     lost_after_minutes: PositiveFloat = 15.0
 
@@ -97,9 +98,20 @@ class Config(ExecutorConfig):
         """
         eligible_hosts(self, resources)
 
+    def fabrics_of(self, resources: JobResources) -> tuple[list[int], BetweenFabrics] | None:
+        """As of `ExecutorConfig`, if no host is busy."""
+        hosts = eligible_hosts(self, resources)[0][: resources.num_hosts]
+        numbers = list(Counter(host.fabric for host in hosts).values())
+        if self.between_fabrics is None or len(numbers) == 1:
+            return None
+        return numbers, self.between_fabrics
+
 
 def eligible_hosts(settings: Config, resources: JobResources) -> list[list[Host]]:
     """Return the groups of hosts that are large enough, one for each fabric, best first.
+
+    Where none is, and `between_fabrics` allows it: one of all hosts, those of a fabric together, so
+    that an axis of the mesh that sends little crosses the slow link alone.
 
     Raises:
         DoesNotFit: no group is, even when none is in use.
@@ -109,12 +121,15 @@ def eligible_hosts(settings: Config, resources: JobResources) -> list[list[Host]
         if host.gpus >= resources.gpus_per_host:
             groups.setdefault(host.fabric, []).append(host)
     fitting = [group for group in groups.values() if len(group) >= resources.num_hosts]
+    every = [host for group in groups.values() for host in group]
+    if not fitting and settings.between_fabrics and len(every) >= resources.num_hosts:
+        return [every]
     if not fitting:
         largest = max((len(group) for group in groups.values()), default=0)
         with_gpus = f" with {resources.gpus_per_host} GPUs" if resources.gpus_per_host else ""
         raise DoesNotFit(
             f"the stage asks for {resources.num_hosts} hosts{with_gpus}, and the profile's largest "
-            f"group (hosts.addresses, one fabric) has {largest}: ask for less (resources), or add "
-            f"hosts."
+            f"group (hosts.addresses, one fabric) has {largest}: ask for less (resources), add "
+            f"hosts, or set hosts.between_fabrics for a stage on several fabrics."
         )
     return fitting

@@ -14,7 +14,6 @@ class Config(ExecutorConfig):
 
     Args:
         processes_per_host: 1: one process has all devices of this machine.
-        walltime_minutes: of stages that ask for none; None is unlimited.
     """
 
     processes_per_host: Literal[1] = 1

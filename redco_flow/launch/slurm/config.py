@@ -10,15 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
 
 from redco_flow.errors import DoesNotFit
-from redco_flow.launch.config import ExecutorConfig
-from redco_flow.spec.model import Line, PositiveFloat, PositiveInt, StrictModel
+from redco_flow.launch.config import BetweenFabrics, ExecutorConfig
+from redco_flow.launch.slurm.nodes import expand_nodes
+from redco_flow.spec.model import Line, Name, PositiveFloat, PositiveInt, StrictModel
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
@@ -137,6 +139,9 @@ class Config(ExecutorConfig):
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
         rendezvous_address: by which ranks reach each other, where it is not the node's name: a
             network interface (ib0), or a pattern with NODE for that name (NODEi, ic-NODE).
+        fabrics: which nodes share a fast network, by its name, as {ib: "gpu[01-08]"}: their ranks
+            are in a row, so that few messages go from one fabric to another.
+        between_fabrics: the link between them, for `plan --fit`, which expects hosts of all.
         doctor_wait_seconds: how long the job of `redco-flow doctor` waits in the queue.
         gpu_option: how GPUs are requested; with gpus-per-task each process sees only its own.
         memory_option: how memory_gib is requested; mem-per-cpu divides it by cpus_per_host,
@@ -167,6 +172,8 @@ class Config(ExecutorConfig):
     warning_seconds: PositiveInt = 120
     rendezvous_seconds: PositiveInt = 300
     rendezvous_address: SlurmName | None = None
+    fabrics: dict[Name, Line] = Field(default_factory=dict)
+    between_fabrics: BetweenFabrics | None = None
     doctor_wait_seconds: PositiveInt = 120
     gpu_option: Literal["gpus-per-node", "gres", "gpus-per-task"] = "gpus-per-node"
     memory_option: Literal["mem", "mem-per-cpu", "mem-per-gpu"] = "mem"
@@ -180,6 +187,23 @@ class Config(ExecutorConfig):
         if problem := _launcher_walltime_problem(launcher.walltime_minutes, warning_seconds):
             raise ValueError(problem)
         return launcher
+
+    @field_validator("fabrics")
+    @classmethod
+    def _check_fabrics(cls, fabrics: dict[str, str]) -> dict[str, str]:
+        counts = Counter(node for nodes in fabrics.values() for node in expand_nodes(nodes))
+        if repeated := [node for node, count in counts.items() if count > 1]:
+            raise ValueError(f"{', '.join(repeated)} is in more than one fabric")
+        return fabrics
+
+    def fabrics_of(self, resources: JobResources) -> tuple[list[int], BetweenFabrics] | None:
+        """As of `ExecutorConfig`; Slurm chooses the nodes: as many of each fabric are assumed."""
+        numbers = _spread(
+            [len(expand_nodes(nodes)) for nodes in self.fabrics.values()], resources.num_hosts
+        )
+        if self.between_fabrics is None or len(numbers) < 2:
+            return None
+        return numbers, self.between_fabrics
 
     def check_fits(self, resources: JobResources) -> None:
         """Raise where the options of the profile cannot request these resources.
@@ -285,6 +309,15 @@ class Config(ExecutorConfig):
             elif word[:1] == "-" and word[1:2] in _SHORT_OPTIONS:
                 found[_SHORT_OPTIONS[word[1]]] = word[2:] or value
         return found
+
+
+def _spread(sizes: Sequence[int], num_hosts: int) -> list[int]:
+    """Return as many hosts of each fabric as of the others, as far as it has them."""
+    numbers = [0] * len(sizes)
+    for _ in range(min(num_hosts, sum(sizes))):
+        free = (place for place, size in enumerate(sizes) if numbers[place] < size)
+        numbers[min(free, key=numbers.__getitem__)] += 1
+    return [number for number in (*numbers, num_hosts - sum(numbers)) if number]
 
 
 def _launcher_walltime_problem(minutes: int | None, warning_seconds: int) -> str | None:

@@ -340,6 +340,7 @@ def _ranks(submission: Submission, job: Submission | None = None) -> Iterator[st
         f"--grace-seconds {submission.grace_seconds:g}",
         f"--gpus-per-host {resources.gpus_per_host}",
         f"--rendezvous-seconds {settings.rendezvous_seconds}",
+        *(f"--fabric {shlex.quote(nodes)}" for nodes in settings.fabrics.values()),
     ]
     walltime = (job or submission).job_resources.walltime_minutes
     if walltime is not None:

@@ -50,8 +50,6 @@ class Config(ExecutorConfig):
 
     Args:
         backend: local runs the jobs on this machine.
-        processes_per_host: for stages that run on several processes; one for each GPU, or one.
-        walltime_minutes: of stages that ask for none; None is unlimited.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
     """
 

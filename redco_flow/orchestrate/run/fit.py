@@ -38,6 +38,7 @@ from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.calibrations import read_calibrations
 from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.results import find_result
 from redco_flow.tracking.workspace import Workspace
@@ -232,6 +233,13 @@ def _request(
         "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
         "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
     }
+    if of_stage.devices:
+        request["described"] = {
+            name: facts.model_dump(mode="json", exclude_none=True)
+            for name, facts in of_stage.devices.items()
+        }
+    if calibrations := read_calibrations(workspace, profile.name):
+        request["measured"] = {one["device_kind"]: one["figures"] for one in calibrations}
     request |= _devices(stage, of_stage, target)
     request |= _data(pipeline, workspace, plan, stage)
     settings = {key: value for key, value in stage.settings.items() if key not in ignored}
@@ -304,14 +312,20 @@ def _share_of_gpu(environ: Mapping[str, str]) -> float:
 def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict[str, Any]:
     if target is not None:
         return {"target": target}
-    gpus, kind = stage.resources.gpus_per_host, getattr(profile.section, "gpu_type", None)
+    gpus, kind = stage.resources.gpus_per_host, profile.section.gpu_type
     if not gpus or not kind:
         raise UsageError(
             f"stage '{stage.name}': profile '{profile.name}' does not say which devices it runs "
             f"on: set their number, and `gpu_type` in the profile, or give `plan --fit` a "
             f"--target, {_EXAMPLES}."
         )
-    return {"target": f"{kind}x{gpus * stage.resources.num_hosts}", "gpus_per_host": gpus}
+    devices = {"target": f"{kind}x{gpus * stage.resources.num_hosts}", "gpus_per_host": gpus}
+    if (fabrics := profile.section.fabrics_of(stage.resources)) is None:
+        return devices
+    numbers, between = fabrics
+    of_host = [fabric for fabric, number in enumerate(numbers) for _ in range(number)]
+    link = {"between_gb_s": between.gb_s, "latency_us": between.latency_us}
+    return {**devices, "fabrics": {"of_host": of_host, **link}}
 
 
 def _data(

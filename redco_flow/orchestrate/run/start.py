@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from redco_flow import __version__
 from redco_flow.errors import RedcoFlowError, UsageError
@@ -44,6 +45,7 @@ from redco_flow.tracking.code_digest import changed_modules
 from redco_flow.tracking.deletions import forget_deletion, refuse_deleted
 from redco_flow.tracking.locks import Lease, acquire, exclusive, find_holder
 from redco_flow.tracking.needs import read_references
+from redco_flow.tracking.planned_fits import write_fits
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -66,6 +68,7 @@ def start_run(
     argv: Sequence[str] = (),
     ahead: bool = False,
     run_id: str = "",
+    fits: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> RunDirectory:
     """Write the run's directory and start the process that drives it.
 
@@ -74,6 +77,7 @@ def start_run(
         profile_name, overrides, argv: as the user gave them, for the records.
         ahead: submit all stages at once, each dependent on its upstream.
         run_id: which id it gets; empty: one is drawn.
+        fits: what `plan --fit` predicted, by stage.
 
     Returns:
         The run. A process drives it and holds its lease, or a job that is to do so is submitted.
@@ -94,6 +98,7 @@ def start_run(
         argv=argv,
         ahead=ahead,
         run_id=run_id,
+        fits=fits,
     )
     spawn(run)
     return run
@@ -111,6 +116,7 @@ def write_run(
     ahead: bool = False,
     sweep: str = "",
     run_id: str = "",
+    fits: Mapping[str, Mapping[str, Any]] | None = None,
     code: CodeState | None = None,
     like: RunDirectory | None = None,
 ) -> RunDirectory:
@@ -119,6 +125,7 @@ def write_run(
     Args:
         sweep: the id of the sweep that the run is a point of.
         run_id: which id it gets; empty: one is drawn.
+        fits: what `plan --fit` predicted, by stage.
         code: the code as it is now; None means that it is read here.
         like: a run whose equal records become hard links, which need no inode.
 
@@ -153,6 +160,7 @@ def write_run(
     write_text(run.resolved_path, write_yaml(resolved.document))
     write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
     write_json(run.plan_path, plan.to_json())
+    write_fits(run, fits or {})
     code.write_patch(run.patch_path)
     LaunchRecord.of_this_process(
         workspace.root, profile, ahead=ahead, stage_profiles=resolved.profiles

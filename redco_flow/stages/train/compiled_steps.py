@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import yaml
 
+from redco_flow.engine.step.links import NotPredicted
 from redco_flow.engine.step.program import Program
-from redco_flow.engine.step.step_time import NotPredicted, StepTime, predict_step_time
+from redco_flow.engine.step.step_time import StepTime, predict_step_time
 from redco_flow.engine.targets import Target
 from redco_flow.engine.training_plan import StepMemory, TrainingPlan, step_memory
 from redco_flow.recipes.recipe import Recipe
@@ -61,6 +62,11 @@ class CompiledStep:
     def gradient_bytes(self) -> int:
         """Bytes of the gradients on a device."""
         return self.plan.bytes_per_device - bytes_per_device(self.plan.state)
+
+    @property
+    def hosts(self) -> list[int]:
+        """The number of each device's host, in the mesh's order."""
+        return [device.process_index for device in self.plan.mesh.devices.flat]
 
     @property
     def updated_bytes(self) -> int:
@@ -142,8 +148,7 @@ def predicted_time(step: CompiledStep, target: Target) -> StepTime:
         raise NotPredicted("the step is too large to be compiled")
     if step.program is None:
         raise NotPredicted("the compiled program cannot be read")
-    hosts = [device.process_index for device in step.plan.mesh.devices.flat]
-    return predict_step_time(step.program, target.device, hosts)
+    return predict_step_time(step.program, target.device, step.hosts, target.fabrics)
 
 
 def bytes_per_device(tree: Any) -> int:

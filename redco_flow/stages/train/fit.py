@@ -15,11 +15,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from redco_flow.engine.errors import EngineError
+from redco_flow.engine.step.links import Fabrics
 from redco_flow.engine.targets import read_target
 from redco_flow.errors import RedcoFlowError
 from redco_flow.search_path import append_current_directory
@@ -40,10 +41,13 @@ class Request:
         config: of the train stage, as JSON.
         target: as of `engine.targets.read_target`.
         gpus_per_host: where the target's hosts have other than 8.
+        fabrics: the arguments of `Fabrics`, where not all hosts share a network.
         preprocessing: (kind, Config as JSON) of the stage that makes the dataset; None: no stage.
         dataset: the directory of the published dataset, if there is one.
         inputs: names of the stage's inputs.
         share_of_gpu: of a GPU's memory, which the stage's process takes.
+        described: facts about devices, as of `engine.devices.find_device`.
+        measured: figures by what JAX calls a device.
         searches: also for the fastest mesh.
     """
 
@@ -51,10 +55,13 @@ class Request:
     config: Mapping[str, Any]
     target: str
     gpus_per_host: int | None = None
+    fabrics: Mapping[str, Any] | None = None
     preprocessing: tuple[str, Mapping[str, Any]] | None = None
     dataset: str | None = None
     inputs: Sequence[str] = ()
     share_of_gpu: float = 1.0
+    described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     searches: bool = False
 
 
@@ -79,7 +86,14 @@ def main() -> None:
 
 
 def _answer(request: Request, progress: Any) -> dict[str, Any]:
-    target = read_target(request.target, gpus_per_host=request.gpus_per_host)
+    target = read_target(
+        request.target, gpus_per_host=request.gpus_per_host, described=request.described
+    )
+    for reported, figures in request.measured.items():
+        if target.device.is_reported_as(reported):
+            target = replace(target, device=replace(target.device, measured=figures))
+    if request.fabrics is not None:
+        target = replace(target, fabrics=Fabrics(**request.fabrics))
     target.set_environment()
     progress("reading the model")
     from redco_flow.stages.train import fitting, planned_data

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 
+from redco_flow.engine.step.links import NotPredicted, Traffic, find_traffic
 from redco_flow.engine.step.program import Program, UnknownLoop
-from redco_flow.engine.step.step_time import NotPredicted
+from redco_flow.engine.step.step_time import links_of
 from redco_flow.engine.targets import Target
 from redco_flow.stages.train.compiled_steps import (
     MOST_CPU_SECONDS,
@@ -87,8 +88,10 @@ def fit(
         parts["other"] = used.total - sum(parts.values())
     found = {
         "device": target.device.kind,
+        "reported": target.device.reported,
         "num_devices": len(devices),
         "mesh": {axis: size for axis, size in plan.mesh.shape.items() if size > 1},
+        "hosts_of_fabrics": target.hosts_of_fabrics,
         "micro_batches": plan.layout.num_micro,
         "remat": plan.remat,
         "fits": step.fits,
@@ -210,12 +213,20 @@ def _program_cost(program: Program | None) -> dict[str, Any]:
     return {"program_flops_per_device": flops, "kernel_runs_per_device": kernels}
 
 
+def _traffic(step: CompiledStep, target: Target) -> list[Traffic]:
+    assert step.program is not None
+    links = links_of(target.device, step.hosts, target.fabrics)
+    return find_traffic(step.program, links, step.plan.mesh.shape)
+
+
 def _duration(step: CompiledStep, data: PlannedData, target: Target) -> dict[str, Any]:
     """Return how long a step takes, and what follows from it; or why that is not known."""
     try:
         time = predicted_time(step, target)
+        traffic = _traffic(step, target)
     except NotPredicted as error:
-        return {"step_time": None, "step_time_unknown": str(error)}
+        unknown = {"step_time": None, "step_time_unknown": str(error)}
+        return {**unknown, "device_facts": _facts(target, ["memory_gib"])}
     labels: tuple[int, ...] = getattr(data.widest_batch.get("labels"), "shape", ())
     rows = step.plan.layout.global_batch_size
     total = data.num_steps and data.num_steps * time.seconds
@@ -224,12 +235,24 @@ def _duration(step: CompiledStep, data: PlannedData, target: Target) -> dict[str
         "least_seconds": time.least,
         "most_seconds": time.most,
         "parts_seconds": time.parts,
+        "traffic": [vars(one) for one in traffic],
         "rows_per_second": rows / time.seconds,
         "tokens_per_second": rows * labels[1] / time.seconds if len(labels) == 2 else None,
         "all_steps_seconds": total,
         "device_hours": total and total * target.num_devices / 3600,
     }
-    return {"step_time": found}
+    return {"step_time": found, "device_facts": _facts(target, ["memory_gib", *time.facts])}
+
+
+def _facts(target: Target, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return figures of the target's device, each with what it is from."""
+    device = target.device
+    given = {name: "profile" if name in device.described else "data sheet" for name in names}
+    origins = given | {name: "measured" for name in names if name in device.measured}
+    return {
+        name: {"value": device.measured.get(name, getattr(device, name)), "origin": origin}
+        for name, origin in origins.items()
+    }
 
 
 def _own_cost() -> dict[str, Any]:

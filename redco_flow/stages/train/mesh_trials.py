@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from redco_flow.engine.sharding.mesh import FSDP_AXIS, MODEL_AXIS
-from redco_flow.engine.step.step_time import USUAL, NotPredicted
+from redco_flow.engine.step.links import NotPredicted
+from redco_flow.engine.step.step_time import USUAL
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.stages.train.compiled_steps import (
     MOST_CPU_SECONDS,
@@ -179,7 +180,8 @@ class MeshTrials:
             products = time.parts.get("products", 0.0)
         except NotPredicted as error:
             refusal = f"step time not known: {error}"
-        rate = USUAL.memory * self._compiler.target.device.hbm_gb_s * 1e9
+        device = self._compiler.target.device
+        rate = 1e9 * device.measured.get("hbm_gb_s", USUAL.memory * device.hbm_gb_s)
         # Two bytes in the forward pass, the backward pass, and what that computes again.
         kernels = 3 * 2 * step.plan.num_parameters / candidate.num_model_shards
         reading = kernels * step.plan.layout.num_micro / rate

@@ -73,6 +73,7 @@ class TrainingRecords(Callback):
             tflops_per_device=record.get("tflops_per_device"),
             mfu=record.get("mfu"),
             peak_memory_bytes=record.get("peak_memory_bytes"),
+            step_seconds=record.get("step_seconds"),
         )
         self._context.log_metrics({"kind": "training", **record, **self._provenance})
 

@@ -1,0 +1,208 @@
+"""Compare the predictions of `plan --fit` for a run's trainings with what they measured.
+
+fits.json of a run has the predictions, written when the run is started; progress.json of a
+training's attempts has the devices, the median step time and the allocator's peak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Required, TypedDict
+
+from redco_flow.records import write_json
+from redco_flow.tracking.run_directory import RunDirectory, list_runs
+from redco_flow.tracking.typed_records import find_record, unless_damaged
+from redco_flow.tracking.workspace import Workspace
+
+_NUM_RUNS = 100  # the newest, of which most have no prediction
+_NUM_RECENT = 10
+_DEVICES = re.compile(r"(?:(\d+) × )?(.+)", re.DOTALL)
+
+
+class PlannedStepTime(TypedDict, total=False):
+    """A predicted step, in seconds, and what it is spent on."""
+
+    seconds: Required[float]
+    parts_seconds: Required[dict[str, float]]
+
+
+class PlannedFit(TypedDict, total=False):
+    """The prediction for one training, as `stages.train.fitting` returns it.
+
+    `device` is the device's name in targets, `reported` a regex of what JAX calls it.
+    """
+
+    device: Required[str]
+    reported: Required[str]
+    num_devices: Required[int]
+    used_bytes: Required[int]
+    parts_bytes: Required[dict[str, int]]
+    step_time: Required[PlannedStepTime | None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One quantity, predicted and, where it is known, measured."""
+
+    name: str
+    predicted: float
+    unit: str
+    measured: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """The measured value's difference, as a part of the predicted one."""
+        return None if self.measured is None else self.measured / self.predicted - 1
+
+    @property
+    def text(self) -> str:
+        """Both values for people, with the difference in percent."""
+        predicted = f"predicted {self.predicted:.3g} {self.unit}"
+        if self.measured is None or self.error is None:
+            return predicted
+        return f"{self.measured:.3g} {self.unit}, {predicted} ({100 * self.error:+.1f} %)"
+
+    def to_json(self) -> dict[str, float | str | None]:
+        """Return the values, and the difference in percent of the predicted one."""
+        percent = None if self.error is None else round(100 * self.error, 2)
+        return {**vars(self), "error_percent": percent}
+
+
+@dataclass(frozen=True)
+class FitComparison:
+    """A training's prediction, and the measurement on the same devices.
+
+    Args:
+        stage: `RUN/STAGE`.
+        device: that was predicted for, as in targets: `h100x8`.
+        ran_on: other devices, which the training ran on; then nothing is compared.
+        time, memory: of a step, and of a device; `time` is None where it was not predicted.
+    """
+
+    stage: str
+    fit: PlannedFit
+    ran_on: str
+    time: Figure | None
+    memory: Figure
+
+    @property
+    def target(self) -> str:
+        """The devices that were predicted for."""
+        return f"{self.fit['device']}x{self.fit['num_devices']}"
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The quantities that were predicted."""
+        return [*([self.time] if self.time else []), self.memory]
+
+    @property
+    def text(self) -> str:
+        """All figures in a line."""
+        figures = "; ".join(f"{figure.name} {figure.text}" for figure in self.figures)
+        if self.ran_on:
+            return f"{figures}, for {self.target}; not compared: it ran on {self.ran_on}"
+        return f"{figures}, on {self.target}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, and the devices that they are of."""
+        time = self.time.to_json() if self.time else None
+        return {
+            "target": self.target,
+            "ran_on": self.ran_on or None,
+            "time": time,
+            "memory": self.memory.to_json(),
+            "text": self.text,
+        }
+
+
+def write_fits(run: RunDirectory, fits: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write fits.json, where something was predicted.
+
+    Args:
+        fits: by stage; those that could not be planned are left out.
+    """
+    known = {
+        stage: {key: fit[key] for key in PlannedFit.__annotations__}
+        for stage, fit in fits.items()
+        if "error" not in fit
+    }
+    if known:
+        write_json(run.fits_path, known)
+
+
+def read_fits(run: RunDirectory) -> dict[str, PlannedFit]:
+    """Return the predictions by stage; empty where there are none.
+
+    Raises:
+        DamagedRecord: fits.json is damaged.
+    """
+    return find_record(run.fits_path, dict[str, PlannedFit]) or {}
+
+
+def compare_fits(run: RunDirectory) -> dict[str, FitComparison]:
+    """Return each prediction of a run next to the last attempt's measurement, by stage."""
+    fits = unless_damaged(lambda: read_fits(run)) or {}
+    return {stage: _compare(run, stage, fit) for stage, fit in fits.items()}
+
+
+def _compare(run: RunDirectory, stage: str, fit: PlannedFit) -> FitComparison:
+    attempt = run.latest_attempt(stage)
+    progress = (unless_damaged(attempt.read_progress) if attempt else None) or {}
+    devices = progress.get("devices") or ""
+    ran_on = devices if devices and not _are_meant(devices, fit) else ""
+    seconds = None if ran_on else progress.get("step_seconds")
+    peak = None if ran_on else progress.get("peak_memory_bytes")
+    time = fit["step_time"]
+    return FitComparison(
+        f"{run.id}/{stage}",
+        fit,
+        ran_on,
+        time and Figure("step time", time["seconds"], "s", seconds),
+        Figure("memory per device", fit["used_bytes"] / 2**30, "GiB", peak and peak / 2**30),
+    )
+
+
+def _are_meant(devices: str, fit: PlannedFit) -> bool:
+    """Return whether a worker's devices (`2 × NVIDIA L4`) are those that were predicted for."""
+    found = _DEVICES.fullmatch(devices)
+    assert found is not None, "any text is devices"
+    is_number = int(found[1] or 1) == fit["num_devices"]
+    is_part = "MIG" in found[2]  # which has less than the whole GPU
+    return is_number and not is_part and bool(re.fullmatch(fit["reported"], found[2], re.I))
+
+
+def recent_comparisons(workspace: Workspace) -> dict[str, list[FitComparison]]:
+    """Return recent runs' trainings that ran on the devices predicted for, by device kind.
+
+    The newest first, at most ten of a kind.
+    """
+    found: dict[str, list[FitComparison]] = {}
+    for run in list_runs(workspace)[:_NUM_RUNS]:
+        for one in compare_fits(run).values():
+            if any(figure.measured for figure in one.figures):
+                found.setdefault(one.fit["device"], []).append(one)
+    return {device: compared[:_NUM_RECENT] for device, compared in found.items()}
+
+
+def errors_text(device: str, compared: Sequence[FitComparison]) -> str:
+    """Say how far off the predictions for a kind of device were."""
+    times = _range_text((one.time for one in compared if one.time), "slower", "faster")
+    memory = _range_text((one.memory for one in compared), "more", "less")
+    runs = f"{len(compared)} recent runs" if len(compared) > 1 else "a recent run"
+    found = [f"steps {times} than predicted"] if times else []
+    found += [f"{memory} memory than predicted"] if memory else []
+    return f"{runs} on {device}: {', '.join(found)}"
+
+
+def _range_text(figures: Iterable[Figure], above: str, below: str) -> str:
+    """Return `4 to 9 % slower`, or `2 % faster to 9 % slower`; empty where nothing is measured."""
+    percents = [round(100 * figure.error) for figure in figures if figure.error is not None]
+    if not percents:
+        return ""
+    ends = sorted({min(percents), max(percents)})
+    words = [above if end >= 0 else below for end in ends]
+    if len(set(words)) > 1:
+        return " to ".join(f"{abs(end)} % {word}" for end, word in zip(ends, words, strict=True))
+    return f"{' to '.join(str(abs(end)) for end in sorted(ends, key=abs))} % {words[0]}"
