@@ -76,6 +76,13 @@ def test_a_step_multiplies_by_a_frozen_head_twice(measure):
     assert record["product_tflop"] == pytest.approx(each * rows * length / 1e12, rel=0.02)
 
 
+def test_the_mesh_of_the_search_is_as_fast_as_the_fastest_of_all_that_are_compiled(measure):
+    found = measure("mesh_search.py", "llama-2")["mesh_search"]
+
+    assert found["worst_ratio"] <= 1.05
+    assert found["compiled"] < found["meshes"] == 3
+
+
 def test_windows_and_soft_caps_of_packed_rows_form_no_scores_on_gpus(measure):
     """Nor are keys and values repeated for their heads, as they are for JAX's own kernel."""
     given = ["--target", "a100", "--lengths", "2048", "--window", "256", "--cap", "50", "--xla"]

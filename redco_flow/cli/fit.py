@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +82,83 @@ def _print(stage: str, notes: Sequence[str], examples: Sequence[Sequence[Any]]) 
         console.print(line)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A run with the settings that were left to a search.
+
+    Args:
+        fits: the searches' figures, by stage.
+        notes: what was chosen, or why nothing was, for people.
+    """
+
+    loaded: Loaded
+    fits: Mapping[str, dict[str, Any]]
+    notes: tuple[str, ...]
+
+    def say(self) -> Loaded:
+        """Write the notes to standard error; return the run."""
+        sys.stderr.writelines(f"note: {note}\n" for note in self.notes)
+        return self.loaded
+
+
+def choose_settings(
+    loaded: Loaded, *, compiles: bool, target: str | None = None, to_run: bool = True
+) -> Chosen:
+    """Decide what trainings leave to a search (`mesh: auto`).
+
+    Args:
+        compiles: else only what was searched before is decided.
+        target: the devices; None: those of the stages' profiles.
+        to_run: only for stages that will run.
+
+    Raises:
+        ConfigError: a profile does not name the devices.
+        DoesNotFit: the devices cannot have what was chosen.
+        UsageError: a search failed.
+    """
+    from redco_flow.orchestrate.run import fit as fitting
+
+    searching = fitting.searching_stages(loaded.pipeline, loaded.plan, to_run=to_run)
+    if not searching:
+        return Chosen(loaded, {}, ())
+    pipeline, notes = loaded.pipeline, dict[str, str]()
+    for stage in searching if target is None else ():
+        profile = pipeline.profile_of(stage.name, loaded.profile)
+        if why := fitting.why_nothing_to_search(stage, profile, os.environ):
+            pipeline = fitting.with_settings(pipeline, stage.name, None, f"mesh: auto, {why}")
+            notes[stage.name] = f": {why}"
+    left = [stage for stage in searching if stage.name not in notes]
+    if target is None:
+        fitting.refuse_unnamed_devices(left, pipeline, loaded.profile)
+    fits = _find_fits(left, loaded, target, compiles=compiles, searches=True)
+    if errors := [fit["error"] for fit in fits.values() if "error" in fit]:
+        raise UsageError("\n".join(errors))
+    of_plan = (loaded.profile, loaded.workspace, loaded.plan, loaded.sources, target)
+    for stage in left:
+        if (fit := fits.get(stage.name)) is None:
+            notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
+            continue
+        why = f"mesh: auto, for {fit['target']}"
+        pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
+        fitting.keep_fit(pipeline.stages[stage.name], pipeline, *of_plan, fit)
+        notes[stage.name] = _chosen_text(fit)
+    if target is None:
+        from redco_flow.orchestrate.run.device_checks import check_devices
+
+        check_devices(pipeline, loaded.profile, loaded.plan, os.environ)
+    lines = tuple(f"stage '{name}': mesh: auto{note}" for name, note in notes.items())
+    return Chosen(replace(loaded, pipeline=pipeline), fits, lines)
+
+
+def _chosen_text(fit: dict[str, Any]) -> str:
+    chosen = " ".join(f"{key}={value}" for key, value in fit["chosen"].items() if value is not None)
+    time = fit["step_time"]
+    step = f"{_seconds(time['seconds'])} a step, " if time else ""
+    gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
+    verdict = "" if fit["fits"] else ", nothing fits"
+    return f" for {fit['target']}: {chosen} ({step}{gib}{verdict})"
+
+
 def find_fits(
     loaded: Loaded, target: str | None, *, searches: bool = False
 ) -> dict[str, dict[str, Any]]:
@@ -88,14 +167,17 @@ def find_fits(
     `recent_runs` says how far off the predictions for recent runs on such devices were, or is "".
 
     Raises:
-        UsageError: no stage trains.
+        UsageError: no stage trains, or a search failed.
     """
     from redco_flow.orchestrate.run.fit import trainings_of
 
     stages = trainings_of(loaded.pipeline, loaded.plan)
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
-    fits = _find_fits(stages, loaded, target, searches=searches)
+    chosen = choose_settings(loaded, compiles=True, target=target, to_run=False)
+    loaded = chosen.say()
+    stages = [loaded.pipeline.stages[stage.name] for stage in stages]
+    fits = {**_find_fits(stages, loaded, target, searches=searches), **chosen.fits}
     recent = recent_comparisons(loaded.workspace)
     for fit in fits.values():
         compared = recent.get(fit.get("device", ""))
@@ -206,7 +288,7 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
         print(f"note: {note}")
     if "candidates" in fit:
         _print_candidates(fit["candidates"])
-    elif not fit["fits"]:
+    if not fit["fits"] and not any(one["fits"] for one in fit.get("candidates", ())):
         _print_suggestions(fit)
 
 
@@ -283,11 +365,41 @@ def _print_candidates(candidates: Sequence[dict[str, Any]]) -> None:
         [
             " ".join(one["overrides"]) or "as it is",
             "" if one["used_bytes"] is None else _gib(one["used_bytes"]),
-            _seconds(one["step_seconds"]) or one["refusal"] or "does not fit",
+            _seconds(one["step_seconds"]) if one["fits"] else "",
+            one["reason"],
         ]
         for one in candidates
     ]
-    print(columns(rows, ["FASTEST FIRST", "GiB", "STEP"]))
+    print(columns(rows, ["BEST FIRST", "GiB", "STEP", "WHY NOT"]))
+
+
+def print_targets(fits: Mapping[str | None, dict[str, dict[str, Any]]]) -> None:
+    """Print each training's best mesh on each of several targets, with its time and its cost."""
+    for stage in dict.fromkeys(stage for found in fits.values() for stage in found):
+        print(f"\n--- {stage} on each target")
+        on_each = {target: found[stage] for target, found in fits.items() if stage in found}
+        cells = [[str(target), *_cells_of_target(fit)] for target, fit in on_each.items()]
+        rows = [row + [""] * (5 - len(row)) for row in cells]
+        print(columns(rows, ["TARGET", "MESH", "STEP", "ALL STEPS", "GPU-HOURS"]))
+
+
+def _cells_of_target(fit: dict[str, Any]) -> list[str]:
+    if "error" in fit:
+        return ["not planned"]
+    best = next(iter(fit.get("candidates", ())), None)
+    mesh = " x ".join(f"{axis} {size}" for axis, size in fit["mesh"].items())
+    fits, time = fit["fits"], fit["step_time"]
+    seconds = time["seconds"] if time else None
+    if best is not None:
+        mesh = " ".join(best["overrides"]) or mesh
+        fits, seconds = best["fits"], best["step_seconds"]
+    if not fits or seconds is None:
+        return [mesh, "not known" if fits else "does not fit"]
+    if fit["num_steps"] is None:
+        return [mesh, _seconds(seconds)]
+    total = fit["num_steps"] * seconds
+    hours = total * fit["num_devices"] / 3600
+    return [mesh, _seconds(seconds), duration(total), number(hours)]
 
 
 def _gib(num_bytes: int) -> str:

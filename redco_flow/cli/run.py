@@ -18,11 +18,13 @@ from redco_flow.cli.arguments import (
     workspace_path,
 )
 from redco_flow.cli.fit import (
+    choose_settings,
     exit_code_of_fits,
     find_fits,
     fits_of_run,
     print_examples,
     print_fit,
+    print_targets,
 )
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
@@ -87,7 +89,8 @@ def register(verbs: Verbs) -> None:
     plan.add_argument(
         "--target",
         metavar="DEVICES",
-        help="with --fit: other devices than the profile's, such as h100x8 or v5p:2x2x2",
+        help="with --fit: other devices than the profile's, such as h100x8 or v5p:2x2x2; several "
+        "to compare, as h100x2,h100x4,h100x8",
     )
     plan.add_argument(
         "--search",
@@ -130,9 +133,13 @@ def _plan(options: argparse.Namespace) -> int:
     loader = Loader(options, only_reads=True, is_for_other_devices=bool(options.target))
     loaded = loader.load()
     more: dict[str, Any] = {"identity": loaded.identity} if options.json else {}
-    fits: dict[str, dict[str, Any]] = {}
+    targets = options.target.split(",") if options.target else [None]
+    fits: dict[str | None, dict[str, dict[str, Any]]] = {}
     if options.fit and options.json:
-        fits = more["fit"] = find_fits(loaded, options.target, searches=options.search)
+        fits = {target: find_fits(loaded, target, searches=options.search) for target in targets}
+        more["fit"] = fits[targets[0]] if len(targets) == 1 else fits
+    if not options.fit:
+        choose_settings(loaded, compiles=False).say()
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
@@ -144,10 +151,14 @@ def _plan(options: argparse.Namespace) -> int:
     if options.show_examples:
         print_examples(loaded, options.show_examples)
     if options.fit and not options.json:
-        fits = find_fits(loaded, options.target, searches=options.search)
-        for stage, fit in fits.items():
-            print_fit(stage, fit)
-    return exit_code_of_fits(fits)
+        for target in targets:
+            fits[target] = find_fits(loaded, target, searches=options.search)
+            for stage, fit in fits[target].items():
+                print_fit(stage, fit)
+        if len(targets) > 1:
+            print_targets(fits)
+    # Of several targets, some devices that do are enough.
+    return min(map(exit_code_of_fits, fits.values()), default=0)
 
 
 def _print_plan(
@@ -199,6 +210,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("--fit checks before a run is started; with --dry-run use `plan --fit`.")
     loaded = loader.load()
     if options.dry_run:
+        loaded = choose_settings(loaded, compiles=False).say()
         _print_plan(loaded, loader.replaced, as_json=options.json)
         return 0
     identity = loaded.identity if options.if_new else ""
@@ -210,6 +222,7 @@ def _run(options: argparse.Namespace) -> int:
     is_there = bool(options.run_id) and (loaded.workspace.runs / options.run_id).exists()
     fits: dict[str, dict[str, Any]] = {}
     if not is_there:
+        loaded = choose_settings(loaded, compiles=True).say()
         refuses = options.fit is not False
         fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses)
     run = start_run(

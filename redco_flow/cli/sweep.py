@@ -7,10 +7,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redco_flow.cli.loading import Loader
+from redco_flow.cli.fit import choose_settings
+from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import RedcoFlowError, UsageError
@@ -321,11 +323,11 @@ def run_sweep(
     from redco_flow.orchestrate.sweep.control import PlannedPoint, plan_points, start_sweep
     from redco_flow.spec.sweep_points import Samples, read_points
 
-    workspaces: list[Workspace] = []
+    points_loaded: list[Loaded] = []
 
     def load_point(point: Point) -> PlannedPoint:
         loaded = loader.load(point)
-        workspaces.append(loaded.workspace)
+        points_loaded.append(loaded)
         return PlannedPoint(point, loaded.pipeline, loaded.profile, loaded.plan)
 
     samples = Samples(options.num_samples, options.sweep_seed)
@@ -333,8 +335,17 @@ def run_sweep(
         options.sweep, samples, options.points, lambda line: print(line, file=sys.stderr)
     )
     planned = plan_points(points, load_point)
+    workspaces = [loaded.workspace for loaded in points_loaded]
     if len({workspace.root for workspace in workspaces}) > 1:
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
+    # Points whose programs are equal find the first one's search in the cache.
+    chosen = [choose_settings(one, compiles=not options.dry_run) for one in points_loaded]
+    notes = dict.fromkeys(note for one in chosen for note in one.notes)
+    sys.stderr.writelines(f"note: {note}\n" for note in notes)
+    planned = [
+        replace(point, pipeline=one.loaded.pipeline)
+        for point, one in zip(planned, chosen, strict=True)
+    ]
     early_stopping = _read_early_stopping(options, planned, workspaces[0])
     max_parallel = options.max_parallel or planned[0].profile.max_parallel_stages
     if options.dry_run:

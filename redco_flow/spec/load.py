@@ -34,6 +34,7 @@ from redco_flow.spec.stages import (
     input_problems,
     read_stages,
     recipe_problem,
+    searched_problems,
     upstream_problems,
     with_overrides,
 )
@@ -290,6 +291,7 @@ class _Loading:
         for name in self.readable:
             self.problems += data_problems(self.bodies[name], self.configs[name])
         for name, config in self.configs.items():
+            self.problems += searched_problems(self.bodies[name], config)
             for problem, is_written in upstream_problems(
                 self.bodies[name], config, *self._upstream(name)
             ):

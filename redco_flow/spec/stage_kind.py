@@ -49,6 +49,9 @@ one module with all of it, whose top level must then be light:
                                                 # `dataset` is the stage's, where it was made
     FIT_MODULE = "lab.fit"                      # optional: a program that answers `plan --fit`, as
                                                 # `redco_flow.stages.train.fit` does
+    FIT_IGNORES = ("learning_rate",)            # optional: settings that its answer is the same for
+    def searched_settings(config): ...          # optional: key of Config -> settings that, with
+                                                # this value of the key, the answer has as `chosen`
 
 Imports kinds by name only: nothing here depends on any particular stage.
 """
@@ -182,6 +185,10 @@ def _no_metrics(*_: Any) -> dict[str, str]:
     return {}
 
 
+def _no_settings(*_: Any) -> dict[str, tuple[str, ...]]:
+    return {}
+
+
 def _no_files(*_: Any) -> dict[Path, NamedFiles]:
     return {}
 
@@ -221,6 +228,8 @@ class StageKind:
     conclude: Callable[[Any, Any], str] | None = None
     examples_module: str | None = None
     fit_module: str | None = None
+    fit_ignores: tuple[str, ...] = ()
+    searched_settings: Callable[[Any], Mapping[str, tuple[str, ...]]] = _no_settings
     runs_on_several_processes: bool = False
     runs_in_shards: bool = False
 
@@ -305,6 +314,8 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         conclude=getattr(module, "conclude", None),
         examples_module=getattr(module, "EXAMPLES_MODULE", None),
         fit_module=getattr(module, "FIT_MODULE", None),
+        fit_ignores=tuple(getattr(module, "FIT_IGNORES", ())),
+        searched_settings=getattr(module, "searched_settings", _no_settings),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
         runs_in_shards=callable(getattr(module, "run_shard", None))
         or (not is_one_module and "num_shards" in config_type.model_fields),

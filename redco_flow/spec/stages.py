@@ -209,6 +209,20 @@ def input_problems(body: StageBody, config: StageConfig) -> list[Problem]:
     return _placed(body, body.kind.input_problems(config, body.references))
 
 
+def searched_problems(body: StageBody, config: StageConfig) -> list[Problem]:
+    """Return which written settings another key leaves to a search."""
+    found = body.kind.searched_settings(config).items()
+    return _placed(
+        body,
+        [
+            ((name,), f"`{key}: {getattr(config, key)}` chooses it: leave one of the two out")
+            for key, settings in found
+            for name in settings
+            if body.config.has((name,))
+        ],
+    )
+
+
 DEFAULT_ADVICE = "; it is the default, and an error only where the data need it"
 
 

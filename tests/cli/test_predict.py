@@ -6,6 +6,7 @@ import random
 
 import pyarrow.parquet
 import pytest
+import yaml
 from PIL import Image
 
 from redco_flow.cli.main import run_command
@@ -49,7 +50,7 @@ data:
   tokenizer: {train: {vocab_size: 300, type: bpe}}
 stages:
   preprocess: {max_source_length: 24}
-  train: {max_steps: 12, global_batch_size: 8, learning_rate: 3e-2}
+  train: {max_steps: 12, global_batch_size: 8, learning_rate: 3e-2, mesh: auto}
   predict: {}
 """
 IMAGES = """\
@@ -193,6 +194,17 @@ def test_a_row_that_cannot_be_used_gets_null_and_a_reason_and_rows_keep_their_or
     likeliest = [max(one["probabilities"], key=one["probabilities"].get) for one in usable]
     assert likeliest == [one["prediction"] for one in usable]
     assert [json.loads(line)["question"] for line in new] == [one["question"] for one in usable]
+
+
+def test_a_mesh_that_is_left_to_a_search_is_that_of_data_shards_on_cpus_and_recorded_so(trained):
+    command, runs = trained
+    run = command.folder / "redco-workspace" / "runs" / runs["classes"]["run"]
+
+    settings = yaml.safe_load((run / "resolved.yaml").read_text())["stages"]["train"]
+    origin = json.loads((run / "origins.json").read_text())["stages.train.mesh"]
+
+    assert [settings[key] for key in ("mesh", "num_model_shards", "fsdp")] == [None, 1, 1]
+    assert origin["source"].startswith("mesh: auto, all CPU devices are data shards")
 
 
 def test_images_are_files_or_named_by_rows_and_those_outside_of_a_rows_folder_are_refused(

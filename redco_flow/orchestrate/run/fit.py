@@ -2,11 +2,14 @@
 
 Its answers are lines of JSON (`stages.train.fit`). A compiler that crashes, or needs more memory
 than planning may take, ends that process alone. An answer is kept in the workspace's cache, by
-all that it depends on: settings, data, code, target, variables and versions.
+all that it depends on: settings, data, code, target, variables and versions. Settings that are left
+to a search (`mesh: auto`) are decided by an answer before a run has a directory: the run's record
+has them as if they were written, so that whatever continues it takes the same.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import select
@@ -17,17 +20,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 from redco_flow import search_path
-from redco_flow.errors import RedcoFlowError, UsageError, WorkspaceError
+from redco_flow.errors import ConfigError, RedcoFlowError, UsageError, WorkspaceError
 from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.worker_process import SHARE_OF_GPU, SHARE_VARIABLES
 from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.records import digest_json, read_json_if_present, write_json
+from redco_flow.spec.document import Origin
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
@@ -105,30 +110,13 @@ def fits_of(
         progress: None: nothing is compiled, and stages without an answer in the cache are left out.
         searches: also for the fastest mesh.
     """
+    of_plan = (pipeline, profile, workspace, plan, sources, target)
     for stage in stages:
-        of_stage = pipeline.profile_of(stage.name, profile)
-        variables = {
-            name: of_stage.environment[name] for name in _VARIABLES if name in of_stage.environment
-        }
-        request: dict[str, Any] = {
-            "stage": stage.name,
-            "config": stage.config.model_dump(mode="json"),
-            "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
-            "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
-        }
-        if of_stage.devices:
-            request["described"] = {
-                name: facts.model_dump(mode="json", exclude_none=True)
-                for name, facts in of_stage.devices.items()
-            }
-        if calibrations := read_calibrations(workspace, profile.name):
-            request["measured"] = {one["device_kind"]: one["figures"] for one in calibrations}
         fit: dict[str, Any]
         try:
-            request |= _devices(stage, of_stage, target)
-            request |= _data(pipeline, workspace, plan, stage)
-            path = _cached_path(pipeline, workspace, sources, stage, request, variables)
-            known = _read_cached(path, with_candidates=searches)
+            request, variables, path = _request(stage, *of_plan)
+            shows = searches or bool(_searched(stage))
+            known = _read_cached(path, with_candidates=shows)
             if known is None and progress is None:
                 continue
             if known is None and progress is not None:
@@ -140,6 +128,125 @@ def fits_of(
                 continue
             fit = {"error": str(error), "exit_code": error.exit_code}
         yield stage.name, fit
+
+
+def searching_stages(
+    pipeline: ResolvedPipeline, plan: Plan, *, to_run: bool
+) -> list[ResolvedStage]:
+    """Return those of `trainings_of` that leave settings to a search."""
+    return [one for one in trainings_of(pipeline, plan, to_run=to_run) if _searched(one)]
+
+
+def why_nothing_to_search(
+    stage: ResolvedStage, profile: Profile, environ: Mapping[str, str]
+) -> str:
+    """Say why a stage's settings can be as by default; empty where they are to be searched."""
+    asked, section = stage.resources, profile.section
+    gpus = section.num_gpus_of_host({**environ, **profile.environment})
+    if gpus == 0 or (not asked.gpus_per_host and section.gives_requested_gpus):
+        return "all CPU devices are data shards: they share one memory"
+    of_host = asked.gpus_per_host if section.gives_requested_gpus else gpus
+    return "there is one device" if of_host == asked.num_hosts == 1 else ""
+
+
+def refuse_unnamed_devices(
+    stages: Sequence[ResolvedStage], pipeline: ResolvedPipeline, profile: Profile
+) -> None:
+    """Raise where settings are to be searched for devices that a stage's profile does not name.
+
+    Raises:
+        ConfigError: every such stage, with the place of the key.
+    """
+    problems = []
+    for stage in stages:
+        try:
+            _devices(stage, pipeline.profile_of(stage.name, profile), None)
+        except UsageError as error:
+            for key, settings in _searched(stage).items():
+                path = f"stages.{stage.name}.{key}"
+                instead = f"Or set {' and '.join(settings)} in place of '{key}'."
+                problems.append(pipeline.origins[path].problem(f"'{path}': {error} {instead}"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def with_settings(
+    pipeline: ResolvedPipeline, name: str, chosen: Mapping[str, Any] | None, why: str
+) -> ResolvedPipeline:
+    """Return the pipeline with what was left to a search in one of its stages.
+
+    Args:
+        chosen: settings of the stage; None: all as by default.
+        why: the origin of these values.
+    """
+    stage = pipeline.stages[name]
+    if chosen is None:
+        chosen = dict.fromkeys(_searched(stage))
+    config = type(stage.config).from_json({**stage.config.model_dump(mode="json"), **chosen})
+    document = copy.deepcopy(pipeline.document)
+    document["stages"][name] |= chosen
+    origins = {f"stages.{name}.{key}": Origin(why) for key in chosen}
+    return replace(
+        pipeline,
+        stages={**pipeline.stages, name: replace(stage, config=config)},
+        document=document,
+        origins={**pipeline.origins, **origins},
+    )
+
+
+def keep_fit(
+    stage: ResolvedStage,
+    pipeline: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    sources: Sources,
+    target: str | None,
+    fit: Mapping[str, Any],
+) -> None:
+    """Keep figures, of a search that decided the stage's settings, as the answer for those."""
+    *_, path = _request(stage, pipeline, profile, workspace, plan, sources, target)
+    _keep(workspace, path, {key: value for key, value in fit.items() if key != "chosen"})
+
+
+def _searched(stage: ResolvedStage) -> Mapping[str, tuple[str, ...]]:
+    return find_stage_kind(stage.kind).searched_settings(stage.config)
+
+
+def _request(
+    stage: ResolvedStage,
+    pipeline: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    sources: Sources,
+    target: str | None,
+) -> tuple[dict[str, Any], dict[str, str], Path]:
+    """Return what the process is asked, its variables, and where the answer is kept."""
+    of_stage = pipeline.profile_of(stage.name, profile)
+    environment = of_stage.environment
+    variables = {name: environment[name] for name in _VARIABLES if name in environment}
+    ignored = set(find_stage_kind(stage.kind).fit_ignores)
+    request: dict[str, Any] = {
+        "stage": stage.name,
+        "config": stage.config.model_dump(mode="json", exclude=ignored),
+        "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
+        "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
+    }
+    if of_stage.devices:
+        request["described"] = {
+            name: facts.model_dump(mode="json", exclude_none=True)
+            for name, facts in of_stage.devices.items()
+        }
+    if calibrations := read_calibrations(workspace, profile.name):
+        request["measured"] = {one["device_kind"]: one["figures"] for one in calibrations}
+    request |= _devices(stage, of_stage, target)
+    request |= _data(pipeline, workspace, plan, stage)
+    settings = {key: value for key, value in stage.settings.items() if key not in ignored}
+    path = _cached_path(
+        pipeline, workspace, sources, replace(stage, settings=settings), request, variables
+    )
+    return request, variables, path
 
 
 def _cached_path(
@@ -175,6 +282,7 @@ def _version(package: str) -> str | None:
 
 
 def _read_cached(path: Path, *, with_candidates: bool) -> dict[str, Any] | None:
+    """Return a kept answer; one without candidates where they are wanted is none."""
     with suppress(OSError, ValueError):
         found = read_json_if_present(path)
         if isinstance(found, dict) and "fits" in found:

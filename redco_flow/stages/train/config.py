@@ -76,6 +76,7 @@ INPUTS = {
 OUTPUTS = {"checkpoint": "checkpoint"}
 SEVERAL_PROCESSES = True
 FIT_MODULE = "redco_flow.stages.train.fit"
+FIT_IGNORES = ("learning_rate", "weight_decay", "schedule", "betas", "epsilon", "seed")
 
 ParameterAxis = Literal["model", "fsdp"]
 NumChunks = PositiveInt | Literal["auto"] | None
@@ -116,6 +117,9 @@ class Config(StageConfig):
             loss's memory traffic and rounds each score by up to 1/512 of itself.
         lora: train low-rank factors beside kernels.
         dropout_rate: None leaves the model's own.
+        mesh: `auto`: when a run starts, `num_model_shards`, `fsdp`, and where nothing else fits
+            `per_device_batch_size` become those with which the predicted step is fastest on the
+            profile's GPUs; null: they are as written.
         num_model_shards: devices that split every product among them.
         num_context_shards: devices that split every sequence among them.
         fsdp: data-parallel devices that share one copy of parameters and optimizer state, or
@@ -185,6 +189,7 @@ class Config(StageConfig):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skipped: PositiveInt = 10
     dropout_rate: Fraction | None = None
+    mesh: Annotated[Literal["auto"] | None, Placement()] = None
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
     num_context_shards: Annotated[PositiveInt, Placement()] = 1
     fsdp: Annotated[PositiveInt | Literal["auto"], Placement()] = 1
@@ -460,8 +465,14 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
 
 
 def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield which settings this number of devices cannot have."""
-    return layout_problems(config, num_devices, batch="global_batch_size")
+    """Yield which settings this number of devices cannot have; a search chooses of the others."""
+    if config.mesh is None:
+        yield from layout_problems(config, num_devices, batch="global_batch_size")
+
+
+def searched_settings(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return the key that leaves settings to the search of `FIT_MODULE`, and those settings."""
+    return {} if config.mesh is None else {"mesh": ("num_model_shards", "fsdp")}
 
 
 def upstream_problems(

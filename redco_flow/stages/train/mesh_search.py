@@ -1,30 +1,53 @@
-"""Search for the mesh and the rematerialisation with which a train step is fastest.
+"""Search for the mesh with which a train step is fastest, and for what makes it fit.
 
 Galvatron (arXiv 2211.13878) searches a strategy for each layer. Our layers are scanned as one, so a
-strategy is a mesh and what is computed again. The search descends: from parameters split over all
-devices by `fsdp` alone to fewer fsdp shards, then to more model shards, as long as either is
-faster. More rematerialisation is tried where less does not fit, and on the fastest mesh: what is
-kept has to be written and read, too.
+strategy is a mesh, and a saving of memory: more rematerialisation, or more micro-batches. Meshes
+have closed forms for what differs between them, but for communication, which only a compiled
+program shows. So a few are compiled, and of the others is known that they cannot fit or cannot be
+faster: parameters, gradients and optimizer state are divided by all fsdp and model shards, the
+update reads and writes them once, and what is left of a step is the same on every mesh, or more.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+AS_FAST = 1.03
+"""A step that takes at most this many times the fastest one's counts as fast as that."""
+
+# A layer's kernels, which fsdp gathers, are smaller with more model shards.
+_LESS_WITH_MODEL_SHARDS = 0.85
+_ROOMY = 0.85
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A way for a step to need less memory; None: as it is set.
+
+    Args:
+        remat: as in the model's config.
+        num_micro: micro-batches of a step.
+    """
+
+    remat: str | None = None
+    num_micro: int | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Devices that are neither fsdp nor model shards are data shards, or context shards as set.
-
-    Args:
-        remat: as in the model's config; None: as it is set.
-    """
+    """Devices that are neither fsdp nor model shards are data shards, or context shards as set."""
 
     num_model_shards: int
     fsdp: int
-    remat: str | None
+    saving: Saving = Saving()
+
+    @property
+    def num_shards(self) -> int:
+        """Devices that share one copy of the parameters."""
+        return self.num_model_shards * self.fsdp
 
 
 @dataclass(frozen=True)
@@ -33,66 +56,165 @@ class Trial:
 
     Args:
         used_bytes: of a device's memory; None where it was not compiled.
-        seconds: of a step; None where it does not fit.
-        refusal: why it is not compiled, or its time not known.
+        seconds: of a step; None where that is not known, or not compiled.
+        fits: whether the devices have as much memory.
+        state_bytes: of parameters, gradients and optimizer state on a device.
+        communication: the seconds of a step that wait for it.
+        update: the seconds in which the optimizer reads and writes its state.
+        weights: the seconds in which products read their kernels, where that takes as long as to
+            compute.
+        refusal: why it was not compiled, or its time is not known.
     """
 
     candidate: Candidate
     used_bytes: int | None = None
     seconds: float | None = None
+    fits: bool = False
+    state_bytes: int = 0
+    communication: float = 0.0
+    update: float = 0.0
+    weights: float = 0.0
     refusal: str = ""
+
+    def least_bytes(self, other: Candidate) -> float:
+        """Return the bytes that another candidate with as much remat needs at least."""
+        assert self.used_bytes is not None
+        num_micro = self.candidate.saving.num_micro or 1
+        kept = (self.used_bytes - self.state_bytes) * num_micro / (other.saving.num_micro or 1)
+        if other.num_model_shards > self.candidate.num_model_shards:
+            kept *= _LESS_WITH_MODEL_SHARDS
+        return kept + self.state_bytes * self.candidate.num_shards / other.num_shards
+
+    def least_seconds(self, other: Candidate) -> float:
+        """Return the seconds that a step of another candidate takes at least."""
+        assert self.seconds is not None
+        update = self.update * (self.candidate.num_shards / other.num_shards - 1)
+        shared = self.candidate.num_model_shards / other.num_model_shards
+        return self.seconds - self.communication + update - self.weights * max(0.0, 1 - shared)
 
 
 def search_mesh(
     num_devices: int,
     most_model_shards: int,
-    remats: Sequence[str | None],
+    savings: Sequence[Saving],
+    limit_bytes: int,
     attempt: Callable[[Candidate], Trial],
 ) -> Iterator[Trial]:
-    """Yield each trial; the fastest of all is the result.
+    """Yield each candidate, tried or refused; `best_of` chooses among them.
+
+    Savings are in turn: the next one where no mesh fits with those before, and then, if it is of
+    rematerialisation, on the fastest mesh, as long as that is faster: what is kept has to be
+    written and read, too.
 
     Args:
         num_devices: of one context shard.
         most_model_shards: the devices of a host: model shards exchange most, by its links.
-        remats: the one that computes least again first.
+        savings: the one that saves least first.
+        limit_bytes: of a device's memory.
     """
     trials: list[Trial] = []
-    for trial in _descend(num_devices, most_model_shards, remats, attempt):
+
+    def tried(candidate: Candidate) -> Trial:
+        reason = _why_not(candidate, trials, limit_bytes, most_model_shards)
+        trial = Trial(candidate, refusal=reason) if reason else attempt(candidate)
         trials.append(trial)
-        yield trial
-    fastest = min(trials, key=lambda one: one.seconds or math.inf)
-    if fastest.seconds is not None:
-        for remat in remats[remats.index(fastest.candidate.remat) + 1 :]:
-            yield attempt(replace(fastest.candidate, remat=remat))
+        return trial
 
-
-def _descend(
-    num_devices: int,
-    most_model_shards: int,
-    remats: Sequence[str | None],
-    attempt: Callable[[Candidate], Trial],
-) -> Iterator[Trial]:
-    fastest = math.inf
-    for model in _divisors(num_devices):
-        if model > most_model_shards:
-            return
-        of_model: list[float] = []
-        for fsdp in reversed(_divisors(num_devices // model)):
-            seconds: list[float] = []
-            for remat in remats:
-                trial = attempt(Candidate(model, fsdp, remat))
-                yield trial
-                if not trial.refusal:
-                    seconds.append(math.inf if trial.seconds is None else trial.seconds)
-                if trial.seconds is not None:
-                    break
-            is_faster = min(seconds, default=0.0) < min(of_model, default=math.inf)
-            of_model += seconds[-1:]
-            if not is_faster:  # fewer fsdp shards send less and need more memory
+    left, best = list(savings), None
+    while left and (best is None or not best.fits):
+        saving = left.pop(0)
+        for model in _divisors(num_devices):
+            if model > most_model_shards:
                 break
-        if of_model and fastest < math.inf and min(of_model) >= fastest:
+            sizes = _divisors(num_devices // model)
+            in_host = most_model_shards // model
+            ends = dict.fromkeys([sizes[-1], *([in_host] if in_host in sizes else []), sizes[0]])
+            of_ends = [tried(Candidate(model, fsdp, saving)) for fsdp in ends]
+            yield from of_ends
+            between = [fsdp for fsdp in sizes if fsdp not in ends]
+            begins_small = _seconds(of_ends[-1]) < _seconds(of_ends[0])
+            for fsdp in between if begins_small else reversed(between):
+                yield tried(Candidate(model, fsdp, saving))
+        best = best_of(trials)
+        if best is None:  # no mesh can be followed, with any saving
             return
-        fastest = min([fastest, *of_model])
+    for more in left:
+        if best is None or more.num_micro != best.candidate.saving.num_micro:
+            return
+        trial = attempt(Candidate(best.candidate.num_model_shards, best.candidate.fsdp, more))
+        yield trial
+        if _seconds(trial) >= _seconds(best):
+            return
+        best = trial
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """Return the simplest of the fastest that fit; where none does, what needs least memory.
+
+    None: none was compiled.
+    """
+    fastest = min(map(_seconds, trials), default=math.inf)
+    if fastest < math.inf:
+        savings = list(dict.fromkeys(one.candidate.saving for one in trials))
+        return min(
+            (one for one in trials if _seconds(one) <= AS_FAST * fastest),
+            key=lambda one: (*_shards(one.candidate), savings.index(one.candidate.saving)),
+        )
+    compiled = [one for one in trials if one.used_bytes is not None]
+    return min(compiled, key=lambda one: one.used_bytes or 0, default=None)
+
+
+def _shards(candidate: Candidate) -> tuple[int, int]:
+    """Return the numbers by which one mesh is simpler than another."""
+    return candidate.num_model_shards, candidate.fsdp
+
+
+def _seconds(trial: Trial) -> float:
+    """Return the seconds of a step; infinite where it does not fit, or they are not known."""
+    return trial.seconds if trial.fits and trial.seconds is not None else math.inf
+
+
+def _why_not(candidate: Candidate, trials: Sequence[Trial], limit_bytes: int, of_host: int) -> str:
+    """Say by the compiled ones why a candidate need not be; empty where it is to be compiled."""
+    compiled = [one for one in trials if one.used_bytes is not None]
+    alike = [one for one in compiled if one.candidate.saving.remat == candidate.saving.remat]
+    needed = max((one.least_bytes(candidate) for one in alike), default=0.0)
+    if needed > limit_bytes:
+        over = (needed - limit_bytes) / 2**30
+        return f"does not fit: needs about {needed / 2**30:.0f} GiB, {over:.1f} more than there is"
+    best = best_of(trials)
+    if best is None or _seconds(best) == math.inf:
+        return ""
+    # Near a GPU's memory XLA computes parts again by itself, which others need not do.
+    roomy = [one for one in compiled if (one.used_bytes or 0) <= _ROOMY * limit_bytes and one.fits]
+    least = max((one.least_seconds(candidate) for one in roomy if one.seconds), default=0.0)
+    is_simpler = _shards(candidate) < _shards(best.candidate)
+    if is_simpler and least > AS_FAST * _seconds(best):
+        return f"slower: takes at least {least:.3g} s"
+    if not is_simpler and least * AS_FAST > _seconds(best):
+        return f"not faster by 3 %: takes at least {least:.3g} s"
+    return _beyond_slower(candidate, compiled, of_host)
+
+
+def _beyond_slower(candidate: Candidate, compiled: Sequence[Trial], of_host: int) -> str:
+    """Say which number of shards, between a faster one and the candidate's, was slower."""
+    model, fsdp = candidate.num_model_shards, candidate.fsdp
+    by_model: dict[int, float] = {}
+    for one in compiled:
+        other = one.candidate.num_model_shards
+        by_model[other] = min(by_model.get(other, math.inf), _seconds(one))
+    for fewer, more in itertools.pairwise(sorted(by_model)):
+        if more < model and by_model[fewer] < by_model[more] < math.inf:
+            return f"slower with {more} model shards than with {fewer}"
+    in_host = of_host // model
+    for a, b in itertools.permutations(compiled, 2):
+        sizes = [a.candidate.fsdp, b.candidate.fsdp, fsdp]
+        is_between = sorted(sizes) in (sizes, sizes[::-1]) and sizes[1] != fsdp
+        is_one_side = min(sizes) >= in_host or max(sizes) <= in_host
+        is_of_model = a.candidate.num_model_shards == b.candidate.num_model_shards == model
+        if is_of_model and is_between and is_one_side and _seconds(a) < _seconds(b) < math.inf:
+            return f"slower with fsdp {sizes[1]} than with {sizes[0]}"
+    return ""
 
 
 def _divisors(number: int) -> list[int]:

@@ -59,6 +59,8 @@ def plan_training(
     Raises:
         EngineError, ValueError: settings that the model or the devices cannot follow.
     """
+    if config.mesh is not None:
+        raise ValueError("mesh: auto is decided where a run starts: start it by `redco-flow run`")
     deployer = Deployer(
         config.num_model_shards,
         num_context_shards=config.num_context_shards,
