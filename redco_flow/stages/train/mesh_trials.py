@@ -32,6 +32,7 @@ from redco_flow.stages.train.mesh_search import (
 _REMATS = ("none", "minimal", "full")
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 _MOST_OF_REASON = 200
+_WORTH_SAYING = 0.01
 # Products that take this many times as long as reading their kernels gain nothing by smaller ones.
 _BOUND_BY_COMPUTING = 4.0
 
@@ -113,10 +114,8 @@ class MeshTrials:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the candidates as overrides, the best first, with the reason why others lost."""
-        trials = [*self._trials]
-        if self._as_it_is is not None and all(
-            one.candidate != self._as_it_is for one in trials
-        ):  # as of `fsdp: auto`, or of a number that is none of the search
+        trials = [one for one in self._trials if one.candidate != self._as_it_is]
+        if self._as_it_is is not None:  # it was compiled, also where the search leaves it out
             trials.append(self._trial(self._as_it_is, self._steps[self._as_it_is]))
         best = best_of(trials)
         first = self._savings[0]
@@ -230,7 +229,8 @@ def _reason(trial: Trial, best: Trial | None, limit_bytes: int) -> str:
     if slower <= AS_FAST - 1:
         return "as fast, within 3 %, but less simple"
     waits = (trial.communication - best.communication) / best.seconds
-    return f"{slower:.0%} slower; communication alone {waits:+.0%}".replace("%", " %")
+    communication = f"; communication alone {waits:+.0%}" if abs(waits) >= _WORTH_SAYING else ""
+    return f"{slower:.0%} slower{communication}".replace("%", " %")
 
 
 def _is_too_large(step: CompiledStep) -> bool:
