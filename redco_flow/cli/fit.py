@@ -269,7 +269,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     of = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     devices = f"{fit['num_devices']} x {fit['device']}{f' ({mesh})' if mesh else ''}"
     if fit["hosts_of_fabrics"]:
-        devices += f", {' + '.join(map(str, fit['hosts_of_fabrics']))} hosts of as many fabrics"
+        numbers = fit["hosts_of_fabrics"]
+        devices += f", {' + '.join(map(str, numbers))} hosts in {len(numbers)} fabrics"
     print(f"\n--- {stage} on {devices}: {verdict}, {of}")
     parts = {
         key: size for key, size in fit["parts_bytes"].items() if key != "other" or size >= 2**20
@@ -342,7 +343,9 @@ def _print_traffic(traffic: Sequence[dict[str, Any]]) -> None:
         for one in traffic
     ]
     if rows:
-        print(columns(rows, ["SENT ALONG", "SLOWEST LINK", "GiB A DEVICE", "TIME ON IT"]))
+        print(
+            columns(rows, ["SENT ALONG", "SLOWEST LINK", "GiB A DEVICE SENDS", "TIME ON THE LINK"])
+        )
 
 
 def _seconds(seconds: float | None) -> str:

@@ -212,11 +212,10 @@ class RankInfo:
         visible = next(filter(None, map(environ.get, _VISIBLE_GPUS)), None)
         num_visible = len(visible.split(",")) if visible else 0
         is_bound = num_visible * processes_per_host == gpus_per_host > num_visible
-        rank, local_rank = int(environ["SLURM_PROCID"]), int(environ["SLURM_LOCALID"])
         return cls(
-            rank=rank_by_fabric(environ, fabrics, local_rank) if fabrics else rank,
+            rank=rank_by_fabric(environ, fabrics) if fabrics else int(environ["SLURM_PROCID"]),
             num_processes=num_processes,
-            local_rank=local_rank,
+            local_rank=int(environ["SLURM_LOCALID"]),
             processes_per_host=processes_per_host,
             gpus_per_host=gpus_per_host,
             restart=int(environ.get("SLURM_RESTART_COUNT", "0")),

@@ -28,6 +28,7 @@ from redco_flow.launch.endings import (
     says_that_a_rank_was_lost,
 )
 from redco_flow.launch.processes import RankInfo, adopt_orphans
+from redco_flow.launch.slurm.nodes import nodes_of_no_fabric
 from redco_flow.launch.supervisor import (
     TIME_OVER,
     Limits,
@@ -147,6 +148,9 @@ def main(arguments: list[str]) -> int:
         rendezvous_seconds=options.rendezvous_seconds,
         fabrics=options.fabric,
     )
+    unknown = nodes_of_no_fabric(os.environ, options.fabric) if options.fabric else []
+    if unknown and rank_info.rank == 0:
+        sys.stderr.write(f"nodes of no fabric in slurm.fabrics: {', '.join(unknown)}\n")
     limits = Limits(options.stall_seconds, options.grace_seconds)
     times = (options.seconds_to_warning, options.seconds_to_end)
     return supervise(options.attempt, rank_info, limits, *times)

@@ -210,6 +210,25 @@ def test_what_goes_between_fabrics_shares_the_slow_link_of_its_host(
     assert time == pytest.approx(6.6e-6 + slow if num_sharing else plain, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        # Of a shift over two hosts of eight, one device of each sends to the other.
+        ("collective-permute(%x), source_target_pairs={PAIRS}", 1),
+        # Each of eight sends its parts for eight of the other fabric.
+        ("all-to-all(%x), replica_groups=[1,16]<=[16]", 8 * 8 / 16),
+    ],
+)
+def test_only_what_crosses_between_fabrics_shares_the_slow_link(line, sent):
+    pairs = ",".join(f"{{{number},{(number + 1) % 16}}}" for number in range(16))
+    line = "  %t = f32[1048576]{0} " + line.replace("PAIRS", pairs)
+    fabrics = Fabrics([0, 1], between_gb_s=1.0, latency_us=0.0)
+
+    time = step_time(line, num_devices=16, fabrics=fabrics)
+
+    assert time.seconds == pytest.approx(6.6e-6 + sent * 4 * MB / (USUAL.links * 1e9), rel=1e-9)
+
+
 def test_traffic_is_of_the_axes_that_collectives_go_along_and_counts_loops():
     body = REDUCE.format(groups="replica_groups=[8,2]<=[16]").replace("%x", "%value")
     text = PROGRAM.replace("  %next =", body.replace("{", "{{").replace("}", "}}") + "\n  %next =")

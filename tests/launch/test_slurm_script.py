@@ -15,7 +15,7 @@ from redco_flow.launch.call import JobResources
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
-from redco_flow.launch.slurm.nodes import expand_nodes
+from redco_flow.launch.slurm.nodes import expand_nodes, nodes_of_no_fabric
 from redco_flow.launch.slurm.script import Submission, render, render_launcher
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -205,19 +205,24 @@ def test_nodes_are_read_as_scontrol_shows_hostnames(text, nodes):
     assert expand_nodes(text) == nodes
 
 
-def test_ranks_of_one_fabric_are_in_a_row():
-    environ = {"SLURM_STEP_NODELIST": "n[1-4]", "SLURM_NTASKS": "8", "SLURM_NNODES": "4"}
+def test_ranks_of_one_fabric_are_in_a_row_also_with_unequal_numbers_of_tasks():
+    """SLURM_STEP_TASKS_PER_NODE as in srun's manual: two tasks on three nodes, one on the last."""
+    environ = {
+        "SLURM_STEP_NODELIST": "n[1-4]", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+        "SLURM_NTASKS": "7", "SLURM_NNODES": "4",
+    }  # fmt: skip
     fabrics = ["n[2,4]", "n3"]
 
-    ranks = [
-        RankInfo.from_slurm(
-            {**environ, "SLURM_NODEID": str(node), "SLURM_LOCALID": "1", "SLURM_PROCID": "0"},
-            gpus_per_host=2, rendezvous_seconds=1, fabrics=fabrics,
+    def rank(node, local_rank):
+        task = {"SLURM_NODEID": str(node), "SLURM_LOCALID": str(local_rank)}
+        return RankInfo.from_slurm(
+            environ | task, gpus_per_host=2, rendezvous_seconds=1, fabrics=fabrics
         ).rank
-        for node in range(4)
-    ]  # fmt: skip
 
-    assert ranks == [7, 1, 5, 3]  # n2, n4; n3; n1 is of none
+    # n2, n4; n3; n1 is of none.
+    assert [rank(1, 0), rank(1, 1), rank(3, 0), rank(2, 0)] == [0, 1, 2, 3]
+    assert [rank(2, 1), rank(0, 0), rank(0, 1)] == [4, 5, 6]
+    assert nodes_of_no_fabric(environ, fabrics) == ["n1"]
 
 
 def test_nodes_of_fabrics_are_slurms_notation_and_each_in_one():
@@ -226,9 +231,15 @@ def test_nodes_of_fabrics_are_slurms_notation_and_each_in_one():
     assert section.fabrics_of(JobResources(num_hosts=4)) == ([3, 1], section.between_fabrics)
     assert section.fabrics_of(JobResources(num_hosts=2))[0] == [1, 1]
     assert section.fabrics_of(JobResources()) is None
-    for wrong, reason in ((["n1", "n[1-2]"], "n1 is in more than one"), (["n[1"], "is not a list")):
+    for wrong, reason in (
+        (["n1", "n[1-2]"], "n1 is in more than one"),
+        (["n[1"], "is not a list"),
+        (["n[4-1]"], "ends before it begins"),
+    ):
         with pytest.raises(ValueError, match=reason):
             Config(fabrics=dict(zip("ab", wrong, strict=False)))
+    with pytest.raises(ValueError, match="of no use without fabrics"):
+        Config(between_fabrics={"gb_s": 2})
 
 
 @pytest.mark.parametrize(

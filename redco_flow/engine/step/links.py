@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -128,37 +128,57 @@ class Links:
         return Sending(_SECONDS_OF_COLLECTIVE + longest.seconds, longest.link, longest.num_bytes)
 
     def _parts(self, kind: str, size: int, groups: Sequence[Sequence[int]]) -> dict[str, float]:
-        """Return the links that a collective uses, and the part of a device's bytes on each."""
+        """Return the links that a collective uses, and how much of a turn's bytes each carries.
+
+        Links in and between hosts are a device's own, a link between fabrics is its host's.
+        """
         in_hosts = [Counter(self.hosts[number] for number in group) for group in groups]
         members = min(min(each.values()) for each in in_hosts)
-        in_fabrics = [self._by_fabric(each) for each in in_hosts]
+        in_fabrics = [Counter(self._fabric(number) for number in group) for group in groups]
+        hosts_of_fabric = max(
+            max(Counter(self._fabric_of_host(host) for host in each).values()) for each in in_hosts
+        )
         # Of a ring's members in one host each sends a part of what goes to other hosts.
-        found = {HOST: 1.0} if max(max(each.values()) for each in in_hosts) > 1 else {}
-        if any(len(hosts) > 1 for each in in_fabrics for hosts in each.values()):
-            found[NETWORK] = 1 / members
-        if any(len(each) > 1 for each in in_fabrics):
-            found[BETWEEN] = 1 / members
+        to_host, to_network = 1.0, 1 / members
         if kind == "all-to-all":
-            near = {
-                HOST: members,
-                NETWORK: min(sum(hosts.values()) for each in in_fabrics for hosts in each.values()),
-                BETWEEN: size,
-            }
-            inner = {HOST: 1, NETWORK: members, BETWEEN: near[NETWORK]}
-            found = {link: (near[link] - inner[link]) / (size - 1) for link in found}
+            near = max(max(each.values()) for each in in_fabrics)
+            to_host, to_network = (members - 1) / (size - 1), (near - members) / (size - 1)
+        found = {}
+        if max(max(each.values()) for each in in_hosts) > 1:
+            found[HOST] = to_host
+        if hosts_of_fabric > 1:
+            found[NETWORK] = to_network
+        if across := self._sent_between_fabrics(kind, groups):
+            found[BETWEEN] = across
         return found
 
-    def _by_fabric(self, hosts: Mapping[int, int]) -> dict[int, dict[int, int]]:
-        """Return the members of a group in each host, by fabric."""
-        found: dict[int, dict[int, int]] = {}
-        for host, members in hosts.items():
-            fabric = 0 if self.fabrics is None else self.fabrics.of_host[host]
-            found.setdefault(fabric, {})[host] = members
-        return found
+    def _sent_between_fabrics(self, kind: str, groups: Sequence[Sequence[int]]) -> float:
+        """Return how often a turn's bytes leave the busiest host for another fabric."""
+        sent: defaultdict[int, float] = defaultdict(float)
+        for group in groups:
+            fabrics = Counter(self._fabric(number) for number in group)
+            if len(fabrics) == 1:
+                continue
+            if kind == "all-to-all":
+                for number in group:
+                    others = len(group) - fabrics[self._fabric(number)]
+                    sent[self.hosts[number]] += others / (len(group) - 1)
+            elif kind == "collective-permute":
+                sent[self.hosts[group[0]]] += 1
+            else:
+                for host in {self.hosts[number] for number in group}:
+                    sent[host] += 1
+        return max(sent.values(), default=0)
+
+    def _fabric(self, number: int) -> int:
+        return self._fabric_of_host(self.hosts[number])
+
+    def _fabric_of_host(self, host: int) -> int:
+        return 0 if self.fabrics is None else self.fabrics.of_host[host]
 
     def _gb_s(self, link: str) -> float:
         if link == BETWEEN and self.fabrics is not None:
-            return self.share * self.fabrics.between_gb_s / max(Counter(self.hosts).values())
+            return self.share * self.fabrics.between_gb_s
         fact, others = "network_gb_s", "other hosts"
         if link == HOST:
             fact, others = "host_gb_s", "other devices of its host"

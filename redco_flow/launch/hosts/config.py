@@ -127,9 +127,11 @@ def eligible_hosts(settings: Config, resources: JobResources) -> list[list[Host]
     if not fitting:
         largest = max((len(group) for group in groups.values()), default=0)
         with_gpus = f" with {resources.gpus_per_host} GPUs" if resources.gpus_per_host else ""
+        advice = "ask for less (resources), or add hosts"
+        if len(every) >= resources.num_hosts:
+            advice += "; hosts.between_fabrics allows a stage on several fabrics"
         raise DoesNotFit(
             f"the stage asks for {resources.num_hosts} hosts{with_gpus}, and the profile's largest "
-            f"group (hosts.addresses, one fabric) has {largest}: ask for less (resources), add "
-            f"hosts, or set hosts.between_fabrics for a stage on several fabrics."
+            f"group (hosts.addresses, one fabric) has {largest}: {advice}."
         )
     return fitting

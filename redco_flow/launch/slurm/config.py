@@ -196,6 +196,13 @@ class Config(ExecutorConfig):
             raise ValueError(f"{', '.join(repeated)} is in more than one fabric")
         return fabrics
 
+    @field_validator("between_fabrics")
+    @classmethod
+    def _check_between(cls, link: BetweenFabrics | None, info: ValidationInfo) -> object:
+        if link is not None and not info.data.get("fabrics", True):
+            raise ValueError("is of no use without fabrics: name the nodes of each")
+        return link
+
     def fabrics_of(self, resources: JobResources) -> tuple[list[int], BetweenFabrics] | None:
         """As of `ExecutorConfig`; Slurm chooses the nodes: as many of each fabric are assumed."""
         numbers = _spread(
