@@ -1,8 +1,6 @@
 """The command as a person runs it: a process of its own, in a directory of its own."""
 
-import contextlib
 import http.client
-import io
 import json
 import os
 import signal
@@ -14,8 +12,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-
-from redco_flow.cli.main import run_command
 
 KINDS = Path(__file__).parent.parent / "orchestrate" / "kinds"
 sys.path.append(str(KINDS))  # for what a test plans or runs in its own process
@@ -55,20 +51,6 @@ class Command:
 
     def json(self, *words, **options):
         return json.loads(self(*words, "--json", **options).splitlines()[-1])
-
-
-class Planner(Command):
-    """A command whose verb `schedule` runs in this process: to import Prefect takes two seconds."""
-
-    def __call__(self, *words, code=0, **options):
-        if words[0] != "schedule":
-            return super().__call__(*words, code=code, **options)
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.chdir(self.folder):
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                found = run_command(words)
-        assert found == code, f"{words}: exit {found}\n{out.getvalue()}\n{err.getvalue()}"
-        return out.getvalue() if code == 0 else err.getvalue()
 
 
 class Served:

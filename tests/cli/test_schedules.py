@@ -34,7 +34,7 @@ from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import Firing, ScheduleDirectory, list_schedules
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import Planner, wait_for
+from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def served(tmp_path, prefect_server):
     """A command in a folder with a pipeline, and a process that serves; it ends with the test."""
     (tmp_path / "weekly.yaml").write_text(PIPELINE)
     (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
-    command = Planner(tmp_path)
+    command = Command(tmp_path)
     yield command
     stop_serving()
     forget(tmp_path)
@@ -229,7 +229,7 @@ def settled(tmp_path_factory, prefect_server):
 
     tmp_path = tmp_path_factory.mktemp("settled")
     (tmp_path / "weekly.yaml").write_text(PIPELINE)
-    command = Planner(tmp_path)
+    command = Command(tmp_path)
     (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
     command("schedule", "add", "weekly.yaml", "--name", "settled")
     directory = directory_of(command, "settled")

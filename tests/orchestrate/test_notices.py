@@ -28,7 +28,7 @@ from redco_flow.spec.yaml import parse_file, read_yaml, write_yaml
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import Planner
+from tests.cli.conftest import Command
 
 SECRET = f"T0P-{uuid4().hex}"
 PIPELINE = """
@@ -376,21 +376,20 @@ def test_a_run_that_fails_tells_it_by_its_own_process(runs, receiver, monkeypatc
 
 @pytest.mark.slow
 def test_a_schedule_without_a_good_run_is_told_by_the_prefect_server(
-    prefect_server, receiver, monkeypatch, tmp_path
+    prefect_server, receiver, tmp_path
 ):
     notify = "notify: {webhook_env: HOOK, no_run_for: 10s}\nschedule: {cron: 0 0 1 1 *}"
     stages = "stages: {preprocess: {kind: orchestrate_kinds.numbers}}"
     (tmp_path / "still.yaml").write_text(f"name: still\n{notify}\n{stages}\n")
-    command, api = Planner(tmp_path), own_api()
+    command, api = Command(tmp_path), own_api()
     words, of_schedule = (
         ("schedule", "add", "still.yaml"),
         {"name": {"any_": ["redco-flow: no run of still"]}},
     )
     assert "'notify.no_run_for': environment variable HOOK is not set" in command(*words, code=2)
     begun = time.monotonic()
-    monkeypatch.setenv("HOOK", receiver.url("hook"))
     for _ in range(2):  # a schedule that is changed is told of once
-        command(*words)
+        command(*words, environment={"HOOK": receiver.url("hook")})
     assert len(ask(api, "/automations/filter", {"automations": of_schedule})) == 1
 
     until(lambda: receiver.bodies, seconds=300)
