@@ -35,48 +35,55 @@ def find_file(
     *,
     beside: Path | None = None,
     left_out: Iterable[Path] = (),
+    directory: Path = Path(),
 ) -> Path:
     """Return the file that `given` means: a path, or a name with or without its suffix.
 
     Args:
         beside: a directory to look into first.
         left_out: files that are not meant.
+        directory: in which a relative path is looked up; the current one.
 
     Raises:
         UsageError: there is none; the message lists where it was looked for and what is there.
     """
-    candidates = [expanded(given)]
+    candidates = [directory / expanded(given)]
     if beside is not None:
         candidates.insert(0, beside / candidates[0])
     name = Path(given)
     if name.parts[:1] == (folder,):
         name = name.relative_to(folder)
     if not name.is_absolute() and ".." not in name.parts:
-        candidates += [directory / name for directory in _directories(folder)]
+        candidates += [place / name for place in _directories(folder, directory)]
     for candidate in candidates:
         for path in _with_suffixes(candidate, folder):
             if is_file(path) and not any(path.samefile(one) for one in left_out):
                 return path
     known = available(folder)
-    where = ", ".join(str(directory) for directory in _directories(folder))
+    where = ", ".join(map(str, _directories(folder, directory)))
     raise UsageError(
         f"{hide_secrets(repr(str(given)))}: no such file, and none of that name in {where}"
         f"{nearest(name.stem, known)} Known: {listed(known)}."
     )
 
 
-def bundled_behind(folder: Folder, given: str | Path) -> tuple[Path, Path] | None:
+def bundled_behind(
+    folder: Folder, given: str | Path, directory: Path = Path()
+) -> tuple[Path, Path] | None:
     """Return the file that `given` means and the bundled one that it replaces.
 
     None where it takes none: there is no bundled one of that name, or they are the same.
+
+    Args:
+        directory: as of `find_file`.
     """
-    found, name = find_file(folder, given), Path(given)
+    found, name = find_file(folder, given, directory=directory), Path(given)
     if name.parts[:1] == (folder,):
         name = name.relative_to(folder)
     if name.is_absolute():
         return None
-    for directory in list(_directories(folder))[1:]:
-        for path in filter(is_file, _with_suffixes(directory / name, folder)):
+    for place in list(_directories(folder))[1:]:
+        for path in filter(is_file, _with_suffixes(place / name, folder)):
             same = path.samefile(found) or path.read_bytes() == found.read_bytes()
             return None if same else (found, path)
     return None
@@ -98,8 +105,8 @@ def available(folder: Folder) -> list[str]:
     )
 
 
-def _directories(folder: Folder) -> Iterator[Path]:
-    yield Path(folder)
+def _directories(folder: Folder, start: Path = Path()) -> Iterator[Path]:
+    yield start / folder
     yield _PACKAGE / "bundled" / folder
     # A checkout has its project file beside the package; an installed copy does not.
     if (_PACKAGE.parent / "pyproject.toml").is_file():

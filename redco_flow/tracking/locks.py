@@ -85,13 +85,20 @@ class Lease:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the holder runs; one on another host that is in no job counts as alive."""
+        """Whether the holder runs; one in no job that cannot be seen from here counts as alive."""
         if not self.job:
-            return self.holder.is_alive()
+            return self.holder.may_be_alive()
         try:
             return is_locked(_job_lock(self.path), _job_lock_request(_job_lock(self.path)))
         except OSError:  # of another user's run, where a reader can take no lock
             return True
+
+    @property
+    def unseen(self) -> str:
+        """A sentence on what to do where the holder's end cannot be seen from here; else ""."""
+        if self.job or self.holder.is_visible:
+            return ""
+        return f"It cannot be seen from here; if it is gone for good, delete {self.path}."
 
     def release(self) -> None:
         """Give the lease back; nothing happens if it is no longer ours."""
@@ -219,15 +226,10 @@ def _refuse_if_alive(present: Lease) -> None:
     holder = present.holder
     if not present.is_alive:
         return
-    elsewhere = (
-        ""
-        if present.job or holder.is_visible
-        else f" It cannot be seen from here; if it is gone for good, delete {present.path}."
-    )
     job = f"job {present.job}, " if present.job else ""
     raise UsageError(
         f"run {present.path.parent.name} is driven by {job}process {holder.pid} on {holder.host} "
         f"since {present.acquired_at}. Follow it with `redco-flow attach "
         f"{present.path.parent.name}` or stop it with `redco-flow cancel "
-        f"{present.path.parent.name}`.{elsewhere}"
+        f"{present.path.parent.name}`. {present.unseen}".rstrip()
     )

@@ -95,14 +95,20 @@ class ProcessIdentity:
     def is_alive(self) -> bool:
         """Say whether this very process still runs.
 
-        A process of another host, or in another PID namespace, cannot be seen from here and counts
-        as alive.
+        A process of another host cannot be seen from here and counts as alive. One in another PID
+        namespace of this host, as of a container, counts as ended.
         """
-        if self.boot_id == _boot_id() and (
-            not self._is_in_this_namespace or _start_time(self.pid) == self.start_time
-        ):
-            return True
-        return self.host != _host()
+        return self.is_running_here() or self.host != _host()
+
+    def is_running_here(self) -> bool:
+        """Say whether its pid is this very process here: only then may it be signalled."""
+        is_here = self.boot_id == _boot_id() and self._is_in_this_namespace
+        return is_here and _start_time(self.pid) == self.start_time
+
+    def may_be_alive(self) -> bool:
+        """Say as `is_alive`, except that one in another PID namespace counts as alive too."""
+        is_unseen = self.boot_id == _boot_id() and not self._is_in_this_namespace
+        return is_unseen or self.is_alive()
 
     @property
     def is_visible(self) -> bool:

@@ -145,7 +145,7 @@ def clean_after_dead_publishers(directory: Path) -> None:
         return
     for name in names:
         publisher = _publisher(name)
-        if publisher is not None and not publisher.is_alive():
+        if publisher is not None and not publisher.may_be_alive():
             discard(directory / name)
 
 

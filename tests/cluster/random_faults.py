@@ -601,8 +601,12 @@ def try_seed(seed, cluster, folder, shim=None):
 
 
 def _try_seeds(seeds, directory, shim):
-    """Try seeds on a cluster of this process's own; print each outcome, return what failed."""
-    failed = []
+    """Try seeds on a cluster of this process's own; print each outcome.
+
+    Returns:
+        The seeds that failed, and those that were not tried as the cluster was not idle.
+    """
+    failed, skipped = [], []
     with running_cluster() as cluster:
         os.environ |= cluster.environment
         for seed in seeds:
@@ -615,6 +619,7 @@ def _try_seeds(seeds, directory, shim):
             except RuntimeError as error:
                 print(f"seed {seed}: the cluster is started again: {error}", flush=True)
                 cluster.start_anew()
+                skipped.append(seed)
                 continue
             took = time.monotonic() - began
             resumed = sum(trial.resumes.values())
@@ -629,11 +634,11 @@ def _try_seeds(seeds, directory, shim):
                 print("\n".join(trial.events), flush=True)
             else:
                 shutil.rmtree(folder / "home", ignore_errors=True)
-    return failed
+    return failed, skipped
 
 
 def main():
-    """Try the seeds; exit with 1 if one of them fails."""
+    """Try the seeds; exit with 1 unless all of them were tried and hold."""
     parser = argparse.ArgumentParser(prog="random_faults", description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="gets the files of the trials")
     parser.add_argument("--seeds", default="0-9", help="as 0-199, or 3,5")
@@ -648,9 +653,12 @@ def main():
     shares = [seeds[n :: options.parallel] for n in range(options.parallel)]
     with ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn")) as pool:
         given = [pool.submit(_try_seeds, share, directory, options.shim) for share in shares]
-        failed = sorted(seed for one in given for seed in one.result())
-    print(f"{len(seeds) - len(failed)} of {len(seeds)} seeds hold; failed: {failed}")
-    return 1 if failed else 0
+        outcomes = [one.result() for one in given]
+    failed = sorted(seed for one, _ in outcomes for seed in one)
+    skipped = sorted(seed for _, one in outcomes for seed in one)
+    num_held = len(seeds) - len(failed) - len(skipped)
+    print(f"{num_held} of {len(seeds)} seeds hold; failed: {failed}, not tried: {skipped}")
+    return 1 if failed or skipped else 0
 
 
 if __name__ == "__main__":

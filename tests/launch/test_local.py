@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,12 +197,12 @@ def test_a_reused_process_id_is_not_taken_for_the_job(submit):
     record = job.record()
     worker_of(job)
 
-    record["supervisor"] |= ProcessIdentity.current().to_json()
-    record["supervisor"]["start_time"] -= 1
-    stranger = reattach(record)
+    this = ProcessIdentity.current()
+    for other in (replace(this, start_time=1), replace(this, pid_namespace="1")):
+        stranger = reattach(record | {"supervisor": other.to_json()})
 
-    assert stranger.status().state == "lost"
-    stranger.cancel()  # signals no process: this very process carries the id
+        assert stranger.status().state == "lost"
+        stranger.cancel()  # signals no process: this very process carries the id
     job.cancel()
 
 

@@ -28,8 +28,8 @@ def test_a_rank_whose_supervisor_was_killed_has_begun(attempt):
     attempt.logs.mkdir()
     attempt.log_path(0).touch()
 
-    text = "no rank left a record of its end, srun ended with 137 (killed by SIGKILL); see"
-    assert end(attempt, 137).message == f"{text} logs/slurm.log."
+    killed = "srun ended with 137 (a process was killed by SIGKILL); see logs/slurm.log."
+    assert end(attempt, 137).message == f"no rank left a record of its end, {killed}"
 
 
 def test_a_job_that_is_cancelled_before_its_ranks_start_is_cancelled(attempt):

@@ -1,5 +1,6 @@
 """The text of a submission: what stands in it, quoted how, and what never does."""
 
+import json
 import os
 import re
 import subprocess
@@ -75,13 +76,6 @@ export SLURM_EXPORT_ENV=ALL  # srun hands these on, also after sbatch --export=N
 module load cuda/13.0
 source /opt/env.sh
 
-# Slurm may start a job late, or once more: what has completed is not repeated, and what
-# its launcher has given up does not begin.
-if [ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/exit.json ] || \
-[ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/cancel.json ]; then
-    grep -qs '"cause": "completed"' /data/ws/runs/tiny-abcd/stages/train/attempts/1/exit.json
-    code=$?
-else
 finish() {{
     for seconds in 0 10 30; do  # the controller may be away for a moment
         sleep "$seconds"
@@ -99,6 +93,16 @@ finish() {{
 /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 "$@"
 }}
 
+# Slurm may start a job late, or once more: what has completed is not repeated, and what
+# its launcher has given up does not begin.
+if [ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/exit.json ]; then
+    grep -qs '"cause": "completed"' /data/ws/runs/tiny-abcd/stages/train/attempts/1/exit.json \
+&& code=0 || code=1
+elif [ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/cancel.json ]; then
+    echo "It was cancelled before it started: nothing is run."
+    finish
+    code=$?
+else
 srun --input=none \\
     --chdir='/home/me/my project' \\
     --kill-on-bad-exit=1 --wait=0 \\
@@ -377,6 +381,27 @@ def test_a_launcher_that_is_killed_each_time_is_started_ten_times_and_other_star
     codes = [*["137"] * 9, "75", *["99", "137"] * 5, "1", "137", "0"]
     expected = [*[True] * 19, False, False, True, False]
     assert [is_queued_again(code) for code in codes] == expected
+
+
+def test_a_job_that_was_cancelled_before_it_started_records_so_and_starts_no_rank(tmp_path):
+    (tmp_path / "srun").write_text("#!/bin/sh\ntouch ranks-began\n")
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "cancel.json").write_text("{}")
+    submission = replace(SUBMISSION, attempt=tmp_path, directory=tmp_path, settings=Config())
+    script = render(submission)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    ended = [
+        subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        for _ in range(2)
+    ]
+
+    assert [one.returncode for one in ended] == [1, 1], ended[0].stderr
+    assert ended[0].stdout == "It was cancelled before it started: nothing is run.\n"
+    assert json.loads((tmp_path / "exit.json").read_text())["cause"] == "cancelled"
+    assert not (tmp_path / "ranks-began").exists()
 
 
 def test_a_job_after_others_names_them_and_ends_when_one_of_them_fails():

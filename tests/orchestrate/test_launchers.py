@@ -2,9 +2,17 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from orchestrate_runs import TWO_STAGES, events, kill_launcher, wait_for_end, wait_for_stage
+from orchestrate_runs import (
+    TWO_STAGES,
+    events,
+    kill_launcher,
+    until,
+    wait_for_end,
+    wait_for_stage,
+)
 
 from redco_flow.errors import ClusterUnreachable, DamagedRecord, UsageError
 from redco_flow.orchestrate.run.cancel import cancel_run
@@ -101,12 +109,23 @@ def test_a_launcher_job_that_was_not_submitted_leaves_no_record_and_one_that_may
     assert run.read_state()["state"] == "pending"
 
 
-def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
+def test_cancelling_a_run_whose_launcher_is_gone_ends_its_jobs(runs, held, capfd):
+    """Where its end cannot be seen, as of another container, who cancels is told what to do."""
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
     kill_launcher(run)
+    lease = run.path / "lease.json"
+    write_json(lease, read_json(lease) | {"pid_namespace": "1"})
 
-    cancel_run(run, "it has no orchestrator")
+    with pytest.raises(UsageError, match=f"cannot be seen from here; .* delete {lease}"):
+        resume_run(run)
+    with ThreadPoolExecutor() as pool:
+        cancelling = pool.submit(cancel_run, run, "it has no orchestrator")
+        try:
+            until(lambda: f"delete {lease}" in capfd.readouterr().err)
+        finally:
+            lease.unlink()
+    cancelling.result()
 
     state = run.read_state()
     assert (state["state"], state["exit_code"]) == ("cancelled", 5)

@@ -3,7 +3,7 @@
 import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
-from redco_flow.errors import UsageError
+from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.orchestrate.run.launcher import with_launcher
 from redco_flow.orchestrate.run.rendering import rendered_submissions
 from redco_flow.orchestrate.run.start import resume_run
@@ -144,14 +144,17 @@ def test_a_job_cannot_become_the_launcher_of_a_run_with_a_stage_of_this_machine(
 def test_a_job_cannot_become_the_launcher_of_a_run_with_a_flow_of_the_users_and_no_server(
     runs, tmp_path, monkeypatch
 ):
+    """It is looked for where the run was started, as the job does."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.chdir(tmp_path)
     runs.profile["executor"] = "slurm"
     run = runs.write(TWO_STAGES)
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "pipeline.py").write_text("")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
 
-    with pytest.raises(UsageError, match=r"flows/pipeline.py: a flow of your own needs"):
+    with pytest.raises(DoesNotFit, match=r"flows/pipeline.py: a flow of your own needs"):
         resume_run(run, "slurm")
     assert LaunchRecord.read(run).launcher == "local"
 

@@ -1,6 +1,8 @@
 """What serves schedules: one process for all hosts of a home, and a server that answers errors."""
 
 import getpass
+import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,8 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from redco_flow.errors import UsageError
 from redco_flow.orchestrate.prefect.report import refuse_retries
 from redco_flow.orchestrate.recurring.deployments import client_of, connect
+from redco_flow.orchestrate.recurring.serving import stop_serving
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from tests.cli.conftest import Command, wait_for
 
@@ -50,6 +54,12 @@ def test_one_process_serves_for_all_hosts_of_a_home(tmp_path, other_host):
         command("serve", "--stop", code=2),
         command("schedule", "add", "dates.yaml", "--every", "1d", code=2),
     ]
+    path = tmp_path / "home/prefect/serve.json"
+    record = json.loads(path.read_text())
+    record["process"] |= {"host": os.uname().nodename, "pid_namespace": "1"}
+    path.write_text(json.dumps(record))  # as in another container of this host
+    with pytest.raises(UsageError, match="cannot be seen from here"):
+        stop_serving()
     other_host.send_signal(signal.SIGKILL)
     other_host.wait()
 

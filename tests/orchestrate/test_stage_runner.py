@@ -15,12 +15,15 @@ from orchestrate_runs import (
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import make_executor, reattach
+from redco_flow.orchestrate.run.attempts import _revoke_cancel
 from redco_flow.orchestrate.run.calls import write_attempt
 from redco_flow.orchestrate.run.cancel import StopRequest
 from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.state import StateStore
+from redco_flow.records import write_json
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import fingerprint
 
 
@@ -104,6 +107,32 @@ def test_cancelling_ends_the_job_and_what_had_not_begun(runs, gate):
     assert (outcome.state, outcome.exit_code, outcome.message) == ("cancelled", 5, "enough")
     assert driven.states() == {"preprocess": "cancelled", "train": "cancelled"}
     assert driven.run.attempt("preprocess", 1).read_exit().cause == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("requests", "is_revoked"),
+    [
+        ({"": {"is_sent": False}}, True),
+        ({"": {"is_sent": True}}, False),
+        ({"": {}}, False),  # hosts over SSH: a rank may have been asked already
+        ({"": {"is_sent": False}, "tasks/0": {}}, True),
+        ({"": {}, "arrays/0": {"is_sent": False}, "tasks/0": {}}, True),
+        ({"": {}, "arrays/0": {"is_sent": True}, "arrays/1": {"is_sent": False}}, False),
+    ],
+    ids=["job", "sent", "other-executor", "array", "arrays", "one-of-two-arrays"],
+)
+def test_a_request_to_cancel_is_revoked_only_if_slurm_has_taken_no_part_of_it(
+    tmp_path, requests, is_revoked
+):
+    attempt = AttemptDirectory(tmp_path / "1")
+    paths = [attempt.path / folder / "cancel.json" for folder in requests]
+    for path, request in zip(paths, requests.values(), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, request)
+
+    _revoke_cancel(attempt)
+
+    assert [path.exists() for path in paths] == [not is_revoked] * len(paths)
 
 
 def test_cancelled_stages_can_be_left_as_they_are(runs, gate, executions):

@@ -42,14 +42,18 @@ def test_a_process_of_another_host_counts_as_alive():
     elsewhere = ProcessIdentity(pid=1, start_time=1, boot_id="other", host="other-host")
 
     assert elsewhere.is_alive()
+    assert not replace(elsewhere, pid=os.getpid()).is_running_here()
 
 
-def test_a_process_in_another_pid_namespace_counts_as_alive_until_the_next_boot():
+def test_a_process_in_another_pid_namespace_may_be_alive_until_the_next_boot_but_never_here():
     """As in a container, or a node of the tests' cluster: its pid is another process's here."""
-    elsewhere = replace(ProcessIdentity.current(), start_time=1, pid_namespace="1")
+    elsewhere = replace(ProcessIdentity.current(), pid_namespace="1")
 
-    assert elsewhere.is_alive()
-    assert not replace(elsewhere, boot_id="an-earlier-boot").is_alive()
+    assert elsewhere.may_be_alive()
+    assert not elsewhere.is_alive()
+    assert not elsewhere.is_running_here()
+    assert not replace(elsewhere, boot_id="an-earlier-boot").may_be_alive()
+    assert ProcessIdentity.current().is_running_here()
 
 
 def test_a_command_with_spaces_and_parentheses_is_read_right(tmp_path):

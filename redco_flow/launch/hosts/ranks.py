@@ -151,7 +151,7 @@ def _signal(process: ProcessIdentity, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)
         try:
-            if process.is_alive():
+            if process.is_running_here():
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)

@@ -142,14 +142,12 @@ def reattach(record: Mapping[str, Any]) -> LocalJob:
 
 def _open(process: ProcessIdentity) -> int | None:
     """Return a handle (pidfd) of exactly this process; None if it is gone or elsewhere."""
-    if process.host != os.uname().nodename:
-        return None
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
     # Checked after opening: from here on the handle cannot come to mean another process.
-    if process.is_alive():
+    if process.is_running_here():
         return handle
     os.close(handle)
     return None

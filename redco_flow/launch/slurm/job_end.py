@@ -35,7 +35,9 @@ def main(arguments: list[str]) -> int:
     attempt = AttemptDirectory(options.attempt)
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     begun = "no rank left a record of its end" if attempt.ranks_with_logs() else "no rank started"
-    killed = " (killed by SIGKILL)" if options.srun_exit_code == KILLED_EXIT_CODE else ""
+    killed = (
+        " (a process was killed by SIGKILL)" if options.srun_exit_code == KILLED_EXIT_CODE else ""
+    )
     said = f"{begun}, srun ended with {options.srun_exit_code}{killed}; see logs/slurm.log."
     record = judge(
         read_endings(attempt, restart),

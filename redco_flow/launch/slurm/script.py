@@ -140,21 +140,20 @@ def _checked(submission: Submission, lines: Sequence[str]) -> str:
 def _commands(submission: Submission) -> Iterator[str]:
     """Run the ranks of the job's stage or, one after the other, those of its stages."""
     if not submission.then:
-        yield from _unless_ended(submission, [*_finish(submission), *_ranks(submission), *_end()])
+        yield from _finish(submission)
+        yield from _unless_ended(submission, [*_ranks(submission), *_end()])
         return
     job, stages = submission, (submission, *submission.then)
     for index, stage in enumerate(stages):
         attempt = shlex.quote(str(stage.attempt))
         yield f"# stage {index + 1} of {len(stages)}: {' '.join(stage.title.split())}"
-        lines = [
-            f"exec >> {attempt}/{JOB_LOG} 2>&1",
-            f"printf '%s\\n' \"$SLURM_JOB_ID\" > {attempt}/{JOB_ID_FILE}",
-        ]
+        yield f"exec >> {attempt}/{JOB_LOG} 2>&1"
+        yield f"printf '%s\\n' \"$SLURM_JOB_ID\" > {attempt}/{JOB_ID_FILE}"
         for name, value in stage.variables.items():
             if index and job.variables.get(name) != value:
-                lines.append(f"export {name}={_quoted(value)}")
-        lines += _finish(stage, [one.attempt for one in stages[index + 1 :]])
-        yield from _unless_ended(stage, [*lines, *_ranks(stage, job), *_end()])
+                yield f"export {name}={_quoted(value)}"
+        yield from _finish(stage, [one.attempt for one in stages[index + 1 :]])
+        yield from _unless_ended(stage, [*_ranks(stage, job), *_end()])
         if index + 1 < len(stages):
             yield '[ "$code" -eq 0 ] || exit "$code"'
         yield ""
@@ -164,11 +163,17 @@ def _unless_ended(submission: Submission, lines: Iterable[str]) -> Iterator[str]
     """Run the lines of a stage, unless its attempt has an end or was cancelled before."""
     task = _task(submission)
     folders = dict.fromkeys([shlex.quote(str(submission.attempt)), task])
-    records = [f"{folder}/{name}" for folder in folders for name in ("exit.json", "cancel.json")]
+    has_ended, is_cancelled = (
+        " || ".join(f"[ -e {folder}/{name} ]" for folder in folders)
+        for name in ("exit.json", "cancel.json")
+    )
     yield "# Slurm may start a job late, or once more: what has completed is not repeated, and what"
     yield "# its launcher has given up does not begin."
-    yield f"if {' || '.join(f'[ -e {record} ]' for record in records)}; then"
-    yield f'    grep -qs \'"cause": "{Cause.COMPLETED}"\' {task}/exit.json'
+    yield f"if {has_ended}; then"
+    yield f'    grep -qs \'"cause": "{Cause.COMPLETED}"\' {task}/exit.json && code=0 || code=1'
+    yield f"elif {is_cancelled}; then"
+    yield '    echo "It was cancelled before it started: nothing is run."'
+    yield "    finish"
     yield "    code=$?"
     yield "else"
     yield from lines

@@ -78,11 +78,11 @@ class PrefectProcess:
         """Stop the server's whole session: SIGTERM, then SIGKILL after the grace."""
         deadline = time.monotonic() + grace_seconds
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            if not self.process.is_alive():
+            if not self.process.is_running_here():
                 return
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal_number)
-            while self.process.is_alive() and time.monotonic() < deadline:
+            while self.process.is_running_here() and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
 
 

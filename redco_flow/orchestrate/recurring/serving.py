@@ -129,13 +129,16 @@ def stop_serving() -> bool:
     """End the process that serves; return whether there was one. Firings that run are left.
 
     Raises:
-        UsageError: it is a process of another host.
+        UsageError: it is a process of another host or container.
     """
     serving = Serving.find()
     if serving is None:
         return False
     if serving.is_elsewhere:
-        raise UsageError(f"schedules are served by {serving.process}: end it on that host.")
+        raise UsageError(
+            f"schedules are served by {serving.process}, which cannot be seen from here: end it "
+            f"on its own host, in its own container."
+        )
     os.kill(serving.process.pid, signal.SIGTERM)
     deadline = time.monotonic() + _SECONDS_TO_END
     while serving.process.is_alive() and time.monotonic() < deadline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +44,8 @@ class Serving:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is a process of another host, which cannot be seen from here."""
-        return self.process.host != os.uname().nodename
+        """Whether it is a process of another host or container, which cannot be seen from here."""
+        return not self.process.is_visible
 
 
 def refuse_if_served_elsewhere() -> None:

@@ -239,12 +239,18 @@ class StageAttempts:
 
 
 def _revoke_cancel(attempt: AttemptDirectory) -> None:
-    """Forget a request to cancel that the cluster has not taken: its job is to go on."""
-    request = read_json_if_present(attempt.cancel_path)
-    if request is None or request.get("is_sent") or attempt.read_exit() is not None:
+    """Forget a request to cancel that Slurm has taken for none of its jobs: they are to go on.
+
+    Only those jobs' records say whether it was sent. Of other executors, parts of a job may have
+    been asked to stop already.
+    """
+    if not attempt.cancel_path.exists() or attempt.read_exit() is not None:
         return
-    for path in list(attempt.path.rglob(attempt.cancel_path.name)):  # of an array, each task's too
-        path.unlink(missing_ok=True)
+    paths = list(attempt.path.rglob(attempt.cancel_path.name))  # of arrays and their tasks, too
+    sent = [(read_json_if_present(path) or {}).get("is_sent") for path in paths]
+    if False in sent and True not in sent:
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def request_claim(workspace: Workspace, fingerprint: str) -> LockRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, ENDED_STAGE_STATES, Cause, State
 from redco_flow.tracking.locks import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -156,15 +158,29 @@ def cancel_runs(runs: Iterable[RunDirectory], reason: str = "") -> None:
     for run in left:
         run.request_cancel(reason)
     ends: list[_EndWithoutLauncher] = []
+    unseen: set[str] = set()
     with ExitStack() as leases, ThreadPoolExecutor(_NUM_ASKED_AT_ONCE) as pool:
         while left:
-            undriven = [run for run in left if find_holder(run) is None]
+            undriven = [run for run in left if not is_driven(run, unseen)]
             begun = pool.map(lambda run: _begin_end(run, reason, leases), undriven)
             ends += [end for end in begun if end is not None]
             ends = [end for end in ends if not end.has_come()]
             left = [run for run in left if not has_ended(run)]
             if left:
                 time.sleep(_POLL_SECONDS)
+
+
+def is_driven(leased: RunDirectory | SweepDirectory, unseen: set[str]) -> bool:
+    """Say whether a process drives a run or a sweep, whose end is waited for.
+
+    Args:
+        unseen: the runs of which it is reported already that this process cannot be seen from here.
+    """
+    lease = find_holder(leased)
+    if lease is not None and lease.unseen and leased.id not in unseen:
+        unseen.add(leased.id)
+        sys.stderr.write(f"{leased.id}: waiting for {lease.holder}. {lease.unseen}\n")
+    return lease is not None
 
 
 def has_ended(run: RunDirectory) -> bool:

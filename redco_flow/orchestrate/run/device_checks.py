@@ -8,6 +8,7 @@ itself, before its work begins.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from redco_flow.errors import DoesNotFit, Problem, RedcoFlowError
 from redco_flow.launch.call import JobResources
@@ -60,8 +61,14 @@ def check_devices(
     return list(dict.fromkeys(notes))
 
 
-def launcher_problems(profile: Profile, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what the job that drives the run, where it is one, can never have or do."""
+def launcher_problems(
+    profile: Profile, environ: Mapping[str, str], directory: Path = Path()
+) -> Iterator[Problem]:
+    """Yield what the job that drives the run, where it is one, can never have or do.
+
+    Args:
+        directory: where the job starts.
+    """
     if profile.launcher == LOCAL_LAUNCHER:
         return
     section, resources = profile.section.for_launcher()
@@ -69,12 +76,12 @@ def launcher_problems(profile: Profile, environ: Mapping[str, str]) -> Iterator[
     for path, message in refused:
         text = f"the job that drives the run ('launcher'): {dotted(path)}: {message}"
         yield Origin(f"profile {profile.name}").problem(text)
-    own_flow = bundled_behind("flows", FLOW_FILE)
+    own_flow = bundled_behind("flows", FLOW_FILE, directory)
     if own_flow is not None and external_url(profile.prefect_api_url) is None:
         yield Origin(str(own_flow[0])).problem(
             f"a flow of your own needs a Prefect server, which launcher {profile.launcher} would "
-            f"start on the job's node: name a server by profile.prefect_api_url, or add "
-            f"--launcher {LOCAL_LAUNCHER}"
+            f"start on the job's node: name a server by PREFECT_API_URL (in a profile: "
+            f"prefect_api_url), or use --launcher {LOCAL_LAUNCHER}"
         )
 
 

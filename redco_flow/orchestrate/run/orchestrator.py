@@ -45,8 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     driver.take_signals()
     try:
         if options.job and not (is_launcher_job(run, options.job_name) and _is_left_to_do(run)):
-            sys.stderr.write(f"job {options.job} has nothing to do: run {run.id} has ended, or ")
-            sys.stderr.write("launcher.json names another launcher\n")
+            sys.stderr.write(
+                f"job {options.job} has nothing to do: run {run.id} has ended or was removed, or "
+                f"launcher.json does not name this job as its launcher\n"
+            )
             return 0
         driven = driver.start(run, leave_cancelled=options.leave_cancelled)
     except (RedcoFlowError, OSError) as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow import __version__
-from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.errors import DoesNotFit, RedcoFlowError, UsageError
 from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.calls import job_resources
@@ -481,7 +481,7 @@ def _reopen(run: RunDirectory, launcher: str) -> None:
     """Forget the run's end and the job that drove it, so that a follower sees it run from here on.
 
     Raises:
-        UsageError: the run cannot have this launcher; nothing is changed.
+        UsageError, DoesNotFit: the run cannot have this launcher; nothing is changed.
         ClusterUnreachable: its job cannot be cancelled; nothing is changed.
     """
     record = with_launcher(run, launcher) if launcher else None
@@ -501,8 +501,9 @@ def _check_launcher(record: LaunchRecord) -> None:
     from redco_flow.orchestrate.run.device_checks import launcher_problems
 
     profile = Profile.from_record(record.profile)
-    if problems := list(map(str, launcher_problems(profile, os.environ))):
-        raise UsageError("\n".join(problems))
+    directory = Path(record.directory)
+    if problems := list(map(str, launcher_problems(profile, os.environ, directory))):
+        raise DoesNotFit("\n".join(problems))
 
 
 def _last_words(path: Path, offset: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, UsageError
-from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended
+from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended, is_driven
 from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.start import (
@@ -194,7 +194,8 @@ def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
     if not left:
         raise UsageError(f"sweep {sweep.id} has ended already.")
     request_cancel(sweep, reason)
-    while find_holder(sweep) is not None:
+    unseen: set[str] = set()
+    while is_driven(sweep, unseen):
         time.sleep(_POLL_SECONDS)
     # The last first: of points that wait for others, none begins meanwhile.
     cancel_runs(reversed(left), reason)
