@@ -87,7 +87,7 @@ class Chosen:
     """A run with the settings that were left to a search.
 
     Args:
-        fits: the searches' figures, by stage.
+        fits: the searches' figures, by stage; none of stages that are only reused.
         notes: what was chosen, or why nothing was, for people.
     """
 
@@ -139,10 +139,10 @@ def choose_settings(
         raise UsageError("\n".join(errors))
     # The result of another stage may be deleted before the run comes to it.
     reused = [stage for stage in undecided if stage not in required]
-    fits |= _find_fits(reused, loaded, target, compiles=False)
+    known = fits | _find_fits(reused, loaded, target, compiles=False)
     of_plan = (loaded.profile, loaded.workspace, loaded.plan, loaded.sources, target)
     for stage in undecided:
-        if (fit := fits.get(stage.name)) is None:
+        if (fit := known.get(stage.name)) is None:
             if stage in required:
                 notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
         elif "error" not in fit:

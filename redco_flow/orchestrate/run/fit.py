@@ -121,7 +121,7 @@ def fits_of(
             if known is None and progress is None:
                 continue
             if known is None and progress is not None:
-                known = _plan(stage, {**request, "searches": searches}, variables, progress)
+                known = _run_planner(stage, {**request, "searches": searches}, variables, progress)
                 _keep(workspace, path, known)
             fit = {"target": request["target"], **(known or {})}
         except (CannotFit, UsageError) as error:
@@ -369,7 +369,7 @@ def _data(
     return {"preprocessing": (maker.kind, maker.config.model_dump(mode="json"))}
 
 
-def _plan(
+def _run_planner(
     stage: ResolvedStage,
     request: dict[str, Any],
     variables: Mapping[str, str],
