@@ -137,7 +137,7 @@ def choose_settings(
     errors = [fit["error"] for fit in fits.values() if "error" in fit]
     if errors and to_run:
         raise UsageError("\n".join(errors))
-    # The result of another stage may be deleted before the run comes to it.
+    # The result of another stage may be deleted before the run needs it.
     reused = [stage for stage in undecided if stage not in required]
     known = fits | _find_fits(reused, loaded, target, compiles=False)
     of_plan = (loaded.profile, loaded.workspace, loaded.plan, loaded.sources, target)
