@@ -87,7 +87,7 @@ class Chosen:
     """A run with the settings that were left to a search.
 
     Args:
-        fits: the searches' figures, by stage.
+        fits: the searches' figures, by stage; none of stages that are only reused.
         notes: what was chosen, or why nothing was, for people.
     """
 
@@ -109,7 +109,8 @@ def choose_settings(
     Args:
         compiles: else only what was searched before is decided.
         target: the devices; None: those of the stages' profiles.
-        to_run: only for stages that will run.
+        to_run: search only for stages that will run, and raise where a search fails; else its
+            figures are the error.
 
     Raises:
         ConfigError: a profile does not name the devices.
@@ -118,7 +119,7 @@ def choose_settings(
     """
     from redco_flow.orchestrate.run import fit as fitting
 
-    searching = fitting.searching_stages(loaded.pipeline, loaded.plan, to_run=to_run)
+    searching = fitting.searching_stages(loaded.pipeline, loaded.plan)
     if not searching:
         return Chosen(loaded, {}, ())
     pipeline, notes = loaded.pipeline, dict[str, str]()
@@ -127,21 +128,28 @@ def choose_settings(
         if why := fitting.why_nothing_to_search(stage, profile, os.environ):
             pipeline = fitting.with_settings(pipeline, stage.name, None, f"mesh: auto, {why}")
             notes[stage.name] = f": {why}"
-    left = [stage for stage in searching if stage.name not in notes]
+    undecided = [stage for stage in searching if stage.name not in notes]
+    running = fitting.trainings_of(loaded.pipeline, loaded.plan, to_run=to_run)
+    required = [stage for stage in undecided if stage in running]
     if target is None:
-        fitting.refuse_unnamed_devices(left, pipeline, loaded.profile)
-    fits = _find_fits(left, loaded, target, compiles=compiles, searches=True)
-    if errors := [fit["error"] for fit in fits.values() if "error" in fit]:
+        fitting.refuse_unnamed_devices(required, pipeline, loaded.profile)
+    fits = _find_fits(required, loaded, target, compiles=compiles, searches=True)
+    errors = [fit["error"] for fit in fits.values() if "error" in fit]
+    if errors and to_run:
         raise UsageError("\n".join(errors))
+    # The result of another stage may be deleted before the run needs it.
+    reused = [stage for stage in undecided if stage not in required]
+    known = fits | _find_fits(reused, loaded, target, compiles=False)
     of_plan = (loaded.profile, loaded.workspace, loaded.plan, loaded.sources, target)
-    for stage in left:
-        if (fit := fits.get(stage.name)) is None:
-            notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
-            continue
-        why = f"mesh: auto, for {fit['target']}"
-        pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
-        fitting.keep_fit(pipeline.stages[stage.name], pipeline, *of_plan, fit)
-        notes[stage.name] = _chosen_text(fit)
+    for stage in undecided:
+        if (fit := known.get(stage.name)) is None:
+            if stage in required:
+                notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
+        elif "error" not in fit:
+            why = f"mesh: auto, for {fit['target']}"
+            pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
+            fitting.keep_fit(pipeline.stages[stage.name], pipeline, *of_plan, fit)
+            notes[stage.name] = _chosen_text(fit)
     if target is None:
         from redco_flow.orchestrate.run.device_checks import check_devices
 
@@ -156,7 +164,8 @@ def _chosen_text(fit: dict[str, Any]) -> str:
     step = f"{_seconds(time['seconds'])} a step, " if time else ""
     gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     verdict = "" if fit["fits"] else ", nothing fits"
-    return f" for {fit['target']}: {chosen} ({step}{gib}{verdict})"
+    notes = "".join(f"; {note}" for note in fit["search_notes"])
+    return f" for {fit['target']}: {chosen} ({step}{gib}{verdict}){notes}"
 
 
 def find_fits(
@@ -176,8 +185,13 @@ def find_fits(
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
     chosen = choose_settings(loaded, compiles=True, target=target, to_run=False)
     loaded = chosen.say()
-    stages = [loaded.pipeline.stages[stage.name] for stage in stages]
-    fits = {**_find_fits(stages, loaded, target, searches=searches), **chosen.fits}
+    if searches:
+        for name in chosen.fits:
+            said = "--search has no effect, because `mesh: auto` is a search"
+            sys.stderr.write(f"note: stage '{name}': {said}\n")
+    written = [loaded.pipeline.stages[one.name] for one in stages if one.name not in chosen.fits]
+    found = {**_find_fits(written, loaded, target, searches=searches), **chosen.fits}
+    fits = {stage.name: found[stage.name] for stage in stages}
     recent = recent_comparisons(loaded.workspace)
     for fit in fits.values():
         compared = recent.get(fit.get("device", ""))
@@ -229,15 +243,28 @@ def fits_of_run(
     if not refuses:
         return fits
     errors = [fit["error"] for fit in fits.values() if "error" in fit]
-    found = [_refusal(name, fit) for name, fit in fits.items() if not fit.get("fits", True)]
-    if found:
-        raise DoesNotFit("\n".join([*errors, *found, "`run --no-fit` submits it in any case."]))
+    refuse_unfit(list(fits.items()), errors)
     if errors:
         raise UsageError("\n".join(errors))
     return fits
 
 
-def _refusal(stage: str, fit: dict[str, Any]) -> str:
+def refuse_unfit(fits: Sequence[tuple[str, Mapping[str, Any]]], errors: Sequence[str] = ()) -> None:
+    """Raise where a training does not fit its devices.
+
+    Args:
+        fits: stages with their figures.
+        errors: what else the message says.
+
+    Raises:
+        DoesNotFit: every such training, and the overrides with which it fits.
+    """
+    found = dict.fromkeys(_refusal(name, fit) for name, fit in fits if not fit.get("fits", True))
+    if found:
+        raise DoesNotFit("\n".join([*errors, *found, "`run --no-fit` submits it in any case."]))
+
+
+def _refusal(stage: str, fit: Mapping[str, Any]) -> str:
     used, limit = _gib(fit["used_bytes"]), _gib(fit["limit_bytes"])
     devices = f"{fit['num_devices']} x {fit['device']}"
     ways = "".join(
@@ -285,7 +312,7 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
     print(f"figures of {fit['device']}: {', '.join(figures)}")
     if fit["recent_runs"]:
         print(fit["recent_runs"])
-    for note in fit["notes"]:
+    for note in (*fit["notes"], *fit.get("search_notes", ())):
         print(f"note: {note}")
     if "candidates" in fit:
         _print_candidates(fit["candidates"])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.bounded import within
 from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_path
+from redco_flow.cli.fit import choose_settings
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, moment
 from redco_flow.errors import ConfigError, Problem, UsageError
@@ -174,6 +175,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
     if options.profile == "local" and section.profile:
         options.profile = section.profile
     loaded = Loader(options).load()
+    choose_settings(loaded, compiles=False)  # refuses what every firing would refuse
     if loaded.profile.launcher != LOCAL_LAUNCHER:
         sys.stderr.write(
             f"note: runs of a schedule are driven by a process of the machine that serves it, not "

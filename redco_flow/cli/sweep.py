@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redco_flow.cli.fit import choose_settings
+from redco_flow.cli.fit import choose_settings, refuse_unfit
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
@@ -342,6 +342,8 @@ def run_sweep(
     chosen = [choose_settings(one, compiles=not options.dry_run) for one in points_loaded]
     notes = dict.fromkeys(note for one in chosen for note in one.notes)
     sys.stderr.writelines(f"note: {note}\n" for note in notes)
+    if options.fit is not False and not options.dry_run:
+        refuse_unfit([found for one in chosen for found in one.fits.items()])
     planned = [
         replace(point, pipeline=one.loaded.pipeline)
         for point, one in zip(planned, chosen, strict=True)

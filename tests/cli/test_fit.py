@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from redco_flow.records import write_json
+from redco_flow.records import digest_json, write_json
 from redco_flow.tracking.calibrations import keep_calibration
 from redco_flow.tracking.run_directory import list_runs
 from redco_flow.tracking.workspace import Workspace
@@ -235,9 +235,26 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     chosen = " ".join(f"{name}={value}" for name, value in sizes.items())
     assert f"mesh: auto for h100x2: {chosen} (" in notes
     assert "is searched when" not in notes  # of neither point
-    written = [f"stages.train.{name}={value}" for name, value in sizes.items()]
+    # The overrides that were printed are for the same command.
+    written = ("stages.train.mesh=auto", *best["overrides"])
     again = json.loads(command("plan", *words, *written, "--fit", "--json").splitlines()[-1])
     assert again["fit"]["train"]["planning_cpu_seconds"] == fit["planning_cpu_seconds"]
+    assert "candidates" not in again["fit"]["train"]
+
+    answers = list(Workspace(command.folder / "redco-workspace").cache.glob("fits/*"))
+    (path,) = (one for one in answers if "chosen" in json.loads(one.read_text())["fit"])
+    written_at = [one.stat().st_mtime_ns for one in answers]
+    fit = {**json.loads(path.read_text())["fit"], "fits": False}
+    auto = (*words, "stages.train.mesh=auto")
+    command("plan", *auto)
+    assert [one.stat().st_mtime_ns for one in answers] == written_at
+    write_json(path, {"fit": fit, "digest": digest_json(fit)})
+    refused = command("run", *auto, *swept, code=3)
+    assert refused.count("stage 'train' does not fit 2 x h100") == 1  # of both points
+    assert not list(command.folder.glob("redco-workspace/sweeps/*/"))
+    write_json(path, {"fits": True, "candidates": []})
+    damaged = command.start("plan", *auto)
+    assert "mesh: auto is searched when the run starts" in damaged.communicate(timeout=300)[1]
 
 
 def test_a_mesh_that_cannot_be_left_to_the_search_is_reported_at_its_place(command):
@@ -253,10 +270,38 @@ def test_a_mesh_that_cannot_be_left_to_the_search_is_reported_at_its_place(comma
 
     assert f"both.yaml:{line}:" in both
     assert "'stages.train.fsdp': `mesh: auto` chooses it" in both
+    scheduled = command(
+        *("schedule", "add", "auto.yaml", "-p", "unnamed.yaml", "--every", "1d", gpus), code=2
+    )
+
+    assert scheduled == unnamed
     assert f"auto.yaml:{line - 1}:" in unnamed
     assert "gpu_type" in unnamed
     assert "Or set num_model_shards and fsdp in place of 'mesh'." in unnamed
     assert not list(command.folder.glob("redco-workspace/runs/*/"))
+
+
+def test_a_search_is_for_the_gpus_that_a_stage_gets_and_each_target_has_its_own_error(command):
+    hosts = "{{executor: hosts, hosts: {{{}addresses: [{{address: a, gpus: {}}}]}}}}"
+    (command.folder / "six.yaml").write_text(hosts.format("gpu_type: v5p, ", 6))
+    (command.folder / "none.yaml").write_text(hosts.format("", 0))
+    words = ("plan", "small.yaml", "stages.train.mesh=auto", "global_batch_size=12")
+    requested = "stages.train.resources.gpus_per_host=3"
+
+    planned = command.start(*words, "-p", "none.yaml")
+    said = planned.communicate(timeout=300)[1]
+    six = command(*words, "-p", "six.yaml", requested, "--fit", code=2)
+    several = command.start(*words, "--fit", "--target", "h1000x2,h2000x4", "--json")
+    fits = json.loads(several.communicate(timeout=300)[0])["fit"]
+
+    assert "mesh: auto: the stage requests no GPUs: all devices are data shards" in said
+    assert "give the topology of 6 chips" in six
+    for target, found in fits.items():
+        assert f"the device '{target.partition('x')[0]}' is not known" in found["train"]["error"]
+        assert found["train"]["error"].endswith(
+            "Or set num_model_shards and fsdp in place of 'mesh'."
+        )
+    assert several.returncode == 2
 
 
 @compiles_for_gpus

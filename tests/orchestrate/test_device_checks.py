@@ -56,6 +56,9 @@ def test_a_plan_for_the_devices_that_are_there_is_accepted(told):
         (["train.global_batch_size=30", "profile.num_cpu_devices=4"],
          "'stages.train.global_batch_size': 30 is not a multiple of 4 (4 data-parallel devices x 1 "
          "rows per device); nearest valid values: 28, 32 (profile.num_cpu_devices is 4)"),
+        (["train.mesh=auto", "train.num_context_shards=3", "profile.num_cpu_devices=4"],
+         "'stages.train.num_context_shards': 3 does not divide the 4 devices that model shards "
+         "leave; allowed: 1, 2, 4 (profile.num_cpu_devices is 4)"),
         (["train.resources.gpus_per_host=2"], "'stages.train.resources.gpus_per_host': the stage "
          "asks for 2 GPUs, and this machine, where profile 'local' runs it, has none. Choose a "
          "profile whose machines have them (-p PROFILE), set it to what there is, or compute "
@@ -64,6 +67,18 @@ def test_a_plan_for_the_devices_that_are_there_is_accepted(told):
 )  # fmt: skip
 def test_a_setting_that_the_devices_cannot_have_is_reported_at_its_place(told, overrides, expected):
     assert told(*overrides) == [f"command line: {expected}"]
+
+
+def test_a_layout_is_checked_for_all_gpus_of_a_host_that_shows_them_all(told, tmp_path):
+    profile = tmp_path / "equal.yaml"
+    profile.write_text(
+        "{executor: hosts, hosts: {addresses: [{address: a, gpus: 4}, {address: b, gpus: 4}]}}"
+    )
+    resources = ("train.resources.gpus_per_host=2", "train.resources.num_hosts=2")
+
+    assert told(*resources, "train.num_model_shards=8", profile=profile) == []
+    (line,) = told(*resources, "train.num_model_shards=3", profile=profile)
+    assert "3 does not divide the 8 devices of the stage" in line
 
 
 def test_all_stages_are_reported_at_once(told):

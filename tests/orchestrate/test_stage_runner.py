@@ -57,6 +57,22 @@ def test_a_second_run_reuses_every_stage_and_executes_nothing(runs, counted, exe
     assert count_lines(executions) == 2
 
 
+def test_without_its_result_a_reused_stage_that_was_not_searched_fails_before_a_job(runs):
+    text = "{name: searched, stages: {train: {kind: orchestrate_kinds.searched}}}"
+    first = InProcess(runs.write(text))
+    first.end()
+    second = InProcess(runs.write(text, ["train.mesh=auto"]))
+    digest = first.run.read_state()["stages"]["train"]["fingerprint"]
+    (runs.workspace.results / f"{digest}.json").unlink()
+
+    outcome = second.end()
+
+    assert outcome.state == "failed"
+    message = second.run.read_state()["stages"]["train"]["message"]
+    assert "has been deleted, so 'mesh' was not decided when the run started" in message
+    assert not list(second.run.attempts("train"))
+
+
 def test_a_failed_stage_reports_job_log_and_last_lines_and_its_followers_are_skipped(
     runs, tmp_path
 ):

@@ -98,6 +98,14 @@ class Config(ExecutorConfig):
         """
         eligible_hosts(self, resources)
 
+    def num_gpus_of_host(self, environ: Mapping[str, str]) -> int | None:
+        """Return how many GPUs each host has, which are all visible to a job; None if they differ.
+
+        Hosts without `gpus` may have some that the profile does not name.
+        """
+        numbers = {host.gpus for host in self.addresses}
+        return numbers.pop() or None if len(numbers) == 1 else None
+
     def fabrics_of(self, resources: JobResources) -> tuple[list[int], BetweenFabrics] | None:
         """As of `ExecutorConfig`, if no host is busy."""
         hosts = eligible_hosts(self, resources)[0][: resources.num_hosts]

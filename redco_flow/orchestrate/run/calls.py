@@ -32,7 +32,8 @@ def write_attempt(
         made: outputs (artifact id by name) of every upstream stage.
 
     Raises:
-        UsageError: the stage's config holds something that is not JSON.
+        UsageError: the stage's config holds something that is not JSON, or leaves settings to a
+            search.
         ArtifactError: an input has been deleted.
     """
     call = _call(context, stage, _inputs(context, stage, made, {}), ingredients, fingerprint)
@@ -52,7 +53,8 @@ def write_attempt_ahead(
         upstream: the attempts that will make the others' outputs, by stage.
 
     Raises:
-        UsageError: the stage's config holds something that is not JSON.
+        UsageError: the stage's config holds something that is not JSON, or leaves settings to a
+            search.
         ArtifactError: an input has been deleted.
     """
     paths = {name: str(attempt.path) for name, attempt in upstream.items()}
@@ -74,6 +76,11 @@ def _call(
     ingredients: dict[str, Any],
     fingerprint: str,
 ) -> Call:
+    for key in find_stage_kind(stage.kind).searched_settings(stage.config):
+        raise UsageError(
+            f"stage '{stage.name}': the result that this run was to reuse has been deleted, so "
+            f"'{key}' was not decided when the run started; start another one (`redco-flow run`)."
+        )
     origins = context.pipeline.stage_origins(stage.name)
     profile = context.profile_of(stage.name)
     resources, num_shards = job_resources(stage, profile), 1

@@ -194,6 +194,5 @@ def _num_devices(resources: JobResources, profile: Profile, gpus: int | None) ->
         return profile.num_cpu_devices * resources.num_processes
     if not resources.gpus_per_host or profile.missing_gpus == "warn":
         return None
-    if profile.section.gives_requested_gpus:
-        return resources.gpus_per_host * resources.num_hosts
-    return gpus
+    of_host = resources.gpus_per_host if profile.section.gives_requested_gpus else gpus
+    return of_host and of_host * resources.num_hosts

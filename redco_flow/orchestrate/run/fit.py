@@ -47,6 +47,7 @@ _EXAMPLES = "such as h100x8, a100-40gx4 or v5p:2x2x2"
 _MOST_GIB = 12.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _DATASET = "dataset"
+_OF_A_SEARCH = ("chosen", "candidates", "search_notes")
 # What a profile may set of the compiler, for the worker and here.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", *SHARE_VARIABLES)
 
@@ -120,33 +121,41 @@ def fits_of(
             if known is None and progress is None:
                 continue
             if known is None and progress is not None:
-                known = _ask(stage, {**request, "searches": searches}, variables, progress)
+                known = _run_planner(stage, {**request, "searches": searches}, variables, progress)
                 _keep(workspace, path, known)
             fit = {"target": request["target"], **(known or {})}
         except (CannotFit, UsageError) as error:
             if progress is None:
                 continue
-            fit = {"error": str(error), "exit_code": error.exit_code}
+            instead = "".join(_settings_instead(stage))
+            fit = {"error": f"{error}{instead}", "exit_code": error.exit_code}
         yield stage.name, fit
 
 
-def searching_stages(
-    pipeline: ResolvedPipeline, plan: Plan, *, to_run: bool
-) -> list[ResolvedStage]:
+def searching_stages(pipeline: ResolvedPipeline, plan: Plan) -> list[ResolvedStage]:
     """Return those of `trainings_of` that leave settings to a search."""
-    return [one for one in trainings_of(pipeline, plan, to_run=to_run) if _searched(one)]
+    return [one for one in trainings_of(pipeline, plan) if _searched(one)]
 
 
 def why_nothing_to_search(
     stage: ResolvedStage, profile: Profile, environ: Mapping[str, str]
 ) -> str:
     """Say why a stage's settings can be as by default; empty where they are to be searched."""
-    asked, section = stage.resources, profile.section
-    gpus = section.num_gpus_of_host({**environ, **profile.environment})
-    if gpus == 0 or (not asked.gpus_per_host and section.gives_requested_gpus):
-        return "all CPU devices are data shards: they share one memory"
-    of_host = asked.gpus_per_host if section.gives_requested_gpus else gpus
-    return "there is one device" if of_host == asked.num_hosts == 1 else ""
+    gpus = _gpus_of_host(stage, profile, environ)
+    if gpus == 0:
+        return "all CPU devices are data shards"
+    if gpus is None and profile.section.gpu_type is None:
+        return "the stage requests no GPUs: all devices are data shards"
+    return "there is one device" if gpus == stage.resources.num_hosts == 1 else ""
+
+
+def _gpus_of_host(stage: ResolvedStage, profile: Profile, environ: Mapping[str, str]) -> int | None:
+    """Return how many GPUs a stage gets of each host; None where that is not known."""
+    requested, section = stage.resources.gpus_per_host, profile.section
+    if section.gives_requested_gpus:
+        return requested
+    found = section.num_gpus_of_host({**environ, **profile.environment})
+    return found if found is not None else requested or None
 
 
 def refuse_unnamed_devices(
@@ -162,10 +171,9 @@ def refuse_unnamed_devices(
         try:
             _devices(stage, pipeline.profile_of(stage.name, profile), None)
         except UsageError as error:
-            for key, settings in _searched(stage).items():
+            for key, instead in zip(_searched(stage), _settings_instead(stage), strict=True):
                 path = f"stages.{stage.name}.{key}"
-                instead = f"Or set {' and '.join(settings)} in place of '{key}'."
-                problems.append(pipeline.origins[path].problem(f"'{path}': {error} {instead}"))
+                problems.append(pipeline.origins[path].problem(f"'{path}': {error}{instead}"))
     if problems:
         raise ConfigError(problems)
 
@@ -206,7 +214,21 @@ def keep_fit(
 ) -> None:
     """Keep figures, of a search that decided the stage's settings, as the answer for those."""
     *_, path = _request(stage, pipeline, profile, workspace, plan, sources, target)
-    _keep(workspace, path, {key: value for key, value in fit.items() if key != "chosen"})
+    if _read_cached(path, with_candidates=False) is None:
+        _keep(workspace, path, _without_search(fit))
+
+
+def _without_search(fit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer's figures without those of a search that it came from."""
+    return {key: value for key, value in fit.items() if key not in _OF_A_SEARCH}
+
+
+def _settings_instead(stage: ResolvedStage) -> list[str]:
+    """Say for each key that leaves settings to a search how to do without."""
+    return [
+        f" Or set {' and '.join(settings)} in place of '{key}'."
+        for key, settings in _searched(stage).items()
+    ]
 
 
 def _searched(stage: ResolvedStage) -> Mapping[str, tuple[str, ...]]:
@@ -222,7 +244,7 @@ def _request(
     sources: Sources,
     target: str | None,
 ) -> tuple[dict[str, Any], dict[str, str], Path]:
-    """Return what the process is asked, its variables, and where the answer is kept."""
+    """Return the planner's request, its variables, and where the answer is kept."""
     of_stage = pipeline.profile_of(stage.name, profile)
     environment = of_stage.environment
     variables = {name: environment[name] for name in _VARIABLES if name in environment}
@@ -230,7 +252,7 @@ def _request(
     request: dict[str, Any] = {
         "stage": stage.name,
         "config": stage.config.model_dump(mode="json", exclude=ignored),
-        "inputs": sorted(slot for slot, given in stage.inputs.items() if given),
+        "inputs": sorted(slot for slot, refs in stage.inputs.items() if refs),
         "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
     }
     if of_stage.devices:
@@ -264,14 +286,14 @@ def _cached_path(
     if "preprocessing" in request:
         read += [pipeline.stages[ref.stage] for ref in stage.inputs[_DATASET] if ref.stage]
     environment = {**os.environ, **variables}
-    asked = {
+    key = {
         "request": request,
         "ingredients": [stage_ingredients(one, {}, workspace, sources) for one in read],
         "planner": module_digests([module]),
         "variables": {k: v for k, v in environment.items() if k.startswith(_PREFIXES)},
         "versions": {name: _version(name) for name in _PACKAGES} | {"python": sys.version},
     }
-    return workspace.cache / "fits" / f"{digest_json(asked)}.json"
+    return workspace.cache / "fits" / f"{digest_json(key)}.json"
 
 
 def _version(package: str) -> str | None:
@@ -282,14 +304,14 @@ def _version(package: str) -> str | None:
 
 
 def _read_cached(path: Path, *, with_candidates: bool) -> dict[str, Any] | None:
-    """Return a kept answer; one without candidates where they are wanted is none."""
+    """Return a kept answer; None where it is damaged, or lacks the candidates of a search."""
     with suppress(OSError, ValueError):
-        found = read_json_if_present(path)
-        if isinstance(found, dict) and "fits" in found:
-            candidates = found.pop("candidates", None)
+        kept = read_json_if_present(path)
+        if isinstance(kept, dict) and digest_json(kept.get("fit")) == kept.get("digest"):
+            fit: dict[str, Any] = kept["fit"]
             if not with_candidates:
-                return found
-            return None if candidates is None else {**found, "candidates": candidates}
+                return _without_search(fit)
+            return fit if "candidates" in fit else None
     return None
 
 
@@ -298,21 +320,23 @@ def _keep(workspace: Workspace, path: Path, fit: Mapping[str, Any]) -> None:
     with suppress(WorkspaceError, OSError):
         Workspace.open(workspace.root)
         path.parent.mkdir(exist_ok=True)
-        write_json(path, fit)
+        write_json(path, {"fit": fit, "digest": digest_json(fit)})
 
 
 def _share_of_gpu(environ: Mapping[str, str]) -> float:
     """Return the share of a GPU's memory that a stage's process takes."""
-    given = (environ[name] for name in SHARE_VARIABLES if name in environ)
+    shares = (environ[name] for name in SHARE_VARIABLES if name in environ)
     with suppress(ValueError):
-        return float(next(given, SHARE_OF_GPU))
+        return float(next(shares, SHARE_OF_GPU))
     return float(SHARE_OF_GPU)
 
 
 def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict[str, Any]:
     if target is not None:
         return {"target": target}
-    gpus, kind = stage.resources.gpus_per_host, profile.section.gpu_type
+    # A plan may be made on a machine without the GPUs.
+    gpus = _gpus_of_host(stage, profile, os.environ) or stage.resources.gpus_per_host
+    kind = profile.section.gpu_type
     if not gpus or not kind:
         raise UsageError(
             f"stage '{stage.name}': profile '{profile.name}' does not say which devices it runs "
@@ -345,7 +369,7 @@ def _data(
     return {"preprocessing": (maker.kind, maker.config.model_dump(mode="json"))}
 
 
-def _ask(
+def _run_planner(
     stage: ResolvedStage,
     request: dict[str, Any],
     variables: Mapping[str, str],

@@ -89,8 +89,8 @@ class StepCompiler:
         recipe, settings = self.data.recipe, dict(changes)
         if "remat" in settings:
             recipe = _with_config(recipe, {"remat": settings.pop("remat")})
-        given = {**self.config.model_dump(mode="json"), "mesh": None}
-        config = Config.from_json({**given, **settings})
+        values = {**self.config.model_dump(mode="json"), "mesh": None, **settings}
+        config = Config.from_json(values)
         return plan_training(
             config,
             recipe,

@@ -465,9 +465,10 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
 
 
 def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield which settings this number of devices cannot have; a search chooses of the others."""
-    if config.mesh is None:
-        yield from layout_problems(config, num_devices, batch="global_batch_size")
+    """Yield which settings this number of devices cannot have, whatever a search may choose."""
+    for path, message in layout_problems(config, num_devices, batch="global_batch_size"):
+        if config.mesh is None or path == ("num_context_shards",):
+            yield path, message
 
 
 def searched_settings(config: Config) -> dict[str, tuple[str, ...]]:

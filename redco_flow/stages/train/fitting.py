@@ -67,7 +67,7 @@ def fit(
     if (searches or is_auto) and target.device.platform != "cuda":
         raise NotPredicted(
             f"{'mesh: auto' if is_auto else '--search'} needs step times, which are predicted for "
-            "GPUs alone: set num_model_shards and fsdp."
+            "GPUs alone."
         )
     devices = target.find_devices()
     compiler = StepCompiler(config, data, target, devices, target.device.limit_bytes(share_of_gpu))
@@ -110,42 +110,53 @@ def fit(
         "num_steps": data.num_steps,
         "notes": list(data.notes),
     }
+    chosen: Changes = {}
     if search is not None:
         if is_auto:
-            found["chosen"] = search.chosen
-            given = {**config.model_dump(mode="json"), **search.chosen}
-            compiler = replace(compiler, config=Config.from_json(given))
+            found["chosen"] = chosen = search.chosen
+            values = {**config.model_dump(mode="json"), **chosen}
+            compiler = replace(compiler, config=Config.from_json(values))
         else:
             search.run()
         found["candidates"] = search.rows()
-        found["notes"] += search.notes
+        found["search_notes"] = search.notes
     found["suggestions"] = []
     if not step.fits:
         fitting = [one for one in found.get("candidates", ()) if one["fits"]]
-        found["suggestions"] = fitting[:_NUM_SUGGESTED] or _suggest(stage, compiler, step, progress)
+        found["suggestions"] = fitting[:_NUM_SUGGESTED] or _suggest(
+            stage, compiler, step, chosen, progress
+        )
     return {**found, **_own_cost()}
 
 
 def _suggest(
-    stage: str, compiler: StepCompiler, step: CompiledStep, progress: Callable[[str], None]
+    stage: str,
+    compiler: StepCompiler,
+    step: CompiledStep,
+    chosen: Changes,
+    progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Return changes with which the step fits, as overrides, and the bytes that it uses then."""
+    """Return changes with which the step fits, as overrides, and the bytes that it uses then.
+
+    Args:
+        chosen: the settings in place of `mesh: auto`, which each change needs too.
+    """
     found: list[dict[str, Any]] = []
     enough: list[dict[str, Any]] = []
-    num_left = _MOST_COMPILES[compiler.target.device.platform]
+    num_compiles = _MOST_COMPILES[compiler.target.device.platform]
     for changes in _changes(compiler, step):
         # Settings that are `auto` are found by compiling, too.
-        if len(found) == _NUM_SUGGESTED or not num_left or cpu_seconds() > MOST_CPU_SECONDS:
+        if len(found) == _NUM_SUGGESTED or not num_compiles or cpu_seconds() > MOST_CPU_SECONDS:
             break
         if any(dict(changes).items() >= one.items() for one in enough):
             continue  # a part of them is enough
-        texts = [override(stage, key, value) for key, value in changes.items()]
+        texts = [override(stage, *one) for one in {**chosen, **changes}.items()]
         progress(f"does not fit; trying {' '.join(texts)}")
         try:
             plan = compiler.plan(changes)
             if bytes_per_device(plan.state) > step.limit_bytes:
                 continue
-            num_left -= 1
+            num_compiles -= 1
             tried = compiler.compile(plan)
         except (ValueError, jax.errors.JaxRuntimeError):  # the model or the devices cannot follow
             continue
@@ -247,8 +258,8 @@ def _duration(step: CompiledStep, data: PlannedData, target: Target) -> dict[str
 def _facts(target: Target, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return figures of the target's device, each with what it is from."""
     device = target.device
-    given = {name: "profile" if name in device.described else "data sheet" for name in names}
-    origins = given | {name: "measured" for name in names if name in device.measured}
+    origins = {name: "profile" if name in device.described else "data sheet" for name in names}
+    origins |= {name: "measured" for name in names if name in device.measured}
     return {
         name: {"value": device.measured.get(name, getattr(device, name)), "origin": origin}
         for name, origin in origins.items()

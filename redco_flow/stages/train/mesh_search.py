@@ -5,7 +5,7 @@ strategy is a mesh, and a saving of memory: more rematerialisation, or more micr
 have closed forms for what differs between them, but for communication, which only a compiled
 program shows. So a few are compiled, and of the others is known that they cannot fit or cannot be
 faster: parameters, gradients and optimizer state are divided by all fsdp and model shards, the
-update reads and writes them once, and what is left of a step is the same on every mesh, or more.
+update reads and writes them once, and the rest of a step is the same on every mesh, or more.
 """
 
 from __future__ import annotations
@@ -81,8 +81,11 @@ class Trial:
         assert self.used_bytes is not None
         num_micro = self.candidate.saving.num_micro or 1
         kept = (self.used_bytes - self.state_bytes) * num_micro / (other.saving.num_micro or 1)
-        if other.num_model_shards > self.candidate.num_model_shards:
+        model = self.candidate.num_model_shards
+        if other.num_model_shards > model:
             kept *= _LESS_WITH_MODEL_SHARDS
+        else:  # Activations are split over data shards; model shards hold copies of some.
+            kept *= other.num_model_shards / model
         return kept + self.state_bytes * self.candidate.num_shards / other.num_shards
 
     def least_seconds(self, other: Candidate) -> float:
@@ -95,7 +98,7 @@ class Trial:
 
 def search_mesh(
     num_devices: int,
-    most_model_shards: int,
+    of_host: int,
     savings: Sequence[Saving],
     limit_bytes: int,
     attempt: Callable[[Candidate], Trial],
@@ -108,26 +111,25 @@ def search_mesh(
 
     Args:
         num_devices: of one context shard.
-        most_model_shards: the devices of a host: model shards exchange most, by its links.
+        of_host: of these, the devices of a host. Model shards exchange most, so their number
+            divides it, and none has to exchange with another host.
         savings: the one that saves least first.
         limit_bytes: of a device's memory.
     """
     trials: list[Trial] = []
 
     def tried(candidate: Candidate) -> Trial:
-        reason = _why_not(candidate, trials, limit_bytes, most_model_shards)
+        reason = _why_not(candidate, trials, limit_bytes, of_host)
         trial = Trial(candidate, refusal=reason) if reason else attempt(candidate)
         trials.append(trial)
         return trial
 
-    left, best = list(savings), None
-    while left and (best is None or not best.fits):
-        saving = left.pop(0)
-        for model in _divisors(num_devices):
-            if model > most_model_shards:
-                break
+    remaining, best = list(savings), None
+    while remaining and (best is None or not best.fits):
+        saving = remaining.pop(0)
+        for model in _divisors(math.gcd(num_devices, of_host)):
             sizes = _divisors(num_devices // model)
-            in_host = most_model_shards // model
+            in_host = of_host // model
             ends = dict.fromkeys([sizes[-1], *([in_host] if in_host in sizes else []), sizes[0]])
             of_ends = [tried(Candidate(model, fsdp, saving)) for fsdp in ends]
             yield from of_ends
@@ -138,7 +140,7 @@ def search_mesh(
         best = best_of(trials)
         if best is None:  # no mesh can be followed, with any saving
             return
-    for more in left:
+    for more in remaining:
         if best is None or more.num_micro != best.candidate.saving.num_micro:
             return
         trial = attempt(Candidate(best.candidate.num_model_shards, best.candidate.fsdp, more))

@@ -53,16 +53,16 @@ class MeshTrials:
         self._trials: list[Trial] = []
         self._as_it_is: Candidate | None = None
         recipe, config = compiler.data.recipe, compiler.config
-        self._given: dict[str, Any] = {
+        self._written: dict[str, Any] = {
             "num_model_shards": config.num_model_shards,
             "fsdp": config.fsdp,
         }
         if config.mesh is not None:
-            self._given = {}
+            self._written = {}
             num_micro = _MICRO_BATCHES if config.per_device_batch_size is None else (1,)
             self._savings = [Saving(num_micro=number) for number in num_micro]
         elif compiler.follows({"remat": "full"}):
-            self._given["remat"] = recipe.model.get("config", {}).get("remat") or _REMATS[0]
+            self._written["remat"] = recipe.model.get("config", {}).get("remat") or _REMATS[0]
             self._savings = [Saving(remat) for remat in _REMATS]
         else:
             self._savings = [Saving()]
@@ -85,17 +85,18 @@ class MeshTrials:
             ValueError: the model and the devices can follow no mesh.
             NotPredicted: of `mesh: auto`: the step time is not known.
         """
-        num_shards = self._compiler.config.num_context_shards
-        topology = self._compiler.target.topology
-        num_devices = self._compiler.target.num_devices // num_shards
-        of_host = max(topology[-1] // num_shards, 1)
-        given = (num_devices, of_host, self._savings, self._compiler.limit_bytes)
-        for trial in search_mesh(*given, self.attempt):
+        target, num_shards = self._compiler.target, self._compiler.config.num_context_shards
+        num_devices, remainder = divmod(target.num_devices, num_shards)
+        if remainder or not num_devices:
+            raise ValueError(
+                f"num_context_shards={num_shards} does not divide the {target.num_devices} devices"
+            )
+        of_host = max(target.topology[-1] // num_shards, 1)
+        sizes = (num_devices, of_host, self._savings, self._compiler.limit_bytes)
+        for trial in search_mesh(*sizes, self.attempt):
             self._trials.append(trial)
             if self._compiler.config.mesh is not None and trial.fits and trial.seconds is None:
-                raise NotPredicted(
-                    f"mesh: auto: {trial.refusal}. Set num_model_shards and fsdp in its place."
-                )
+                raise NotPredicted(f"mesh: auto: {trial.refusal}.")
             if cpu_seconds() > MOST_CPU_SECONDS:
                 ended = f"the search ended after {MOST_CPU_SECONDS:.0f} s of CPU time"
                 self.notes.append(ended)
@@ -202,9 +203,11 @@ class MeshTrials:
             changes = self._changes(candidate)
         except ValueError:
             changes = self._changes(Candidate(candidate.num_model_shards, candidate.fsdp))
-        differing = [one for one in changes.items() if one[1] != self._given.get(one[0])]
+        differing = [one for one in changes.items() if one[1] != self._written.get(one[0])]
         if candidate == self._as_it_is:
             differing = []
+        if self._compiler.config.mesh is not None:
+            differing.insert(0, ("mesh", None))
         return {
             "overrides": [override(self._stage, *one) for one in differing],
             **changes,
