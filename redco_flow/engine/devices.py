@@ -107,7 +107,7 @@ DEVICES: tuple[Device, ...] = (
            312, 156, 19.5, 39.4, 1555, 300, 25, _A100),
     Device("a100-80g", r"NVIDIA A100-SXM4-80GB", _A100_SHEET,
            312, 156, 19.5, 79.2, 2039, 300, 25, _A100),
-    Device("a100-80g-pcie", r"NVIDIA A100.*80GB.*", _A100_SHEET,
+    Device("a100-80g-pcie", r"NVIDIA A100( 80GB PCIe|-PCIE-80GB)", _A100_SHEET,
            312, 156, 19.5, 79.2, 1935, 300, None, _A100),
     Device("a30", r"NVIDIA A30", "NVIDIA A30 data sheet (2022)",
            165, 82, 10.3, 23.5, 933, 100, None),
