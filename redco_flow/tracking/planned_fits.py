@@ -112,7 +112,7 @@ class FitComparison:
 
     @property
     def assumed(self) -> list[str]:
-        """What the prediction assumed about the rows."""
+        """Sentences on the assumptions about the rows, for people."""
         return [f"the prediction assumed that {one}" for one in self.fit["assumed"]]
 
     def to_json(self) -> dict[str, Any]:
