@@ -68,11 +68,11 @@ def calibrate(
         note_measuring_run(workspace, profile.name, run)
     if not follow(run):
         return None
-    forget_measuring_run(workspace, profile.name)
-    own = Workspace(run.path.parent.parent)
-    made = run.read_state()["stages"].get(_STAGE, {}).get("artifacts") or {}
+    own, state = Workspace(run.path.parent.parent), run.read_state()
+    made = state["stages"].get(_STAGE, {}).get("artifacts") or {}
     artifact = ArtifactStore(own).find(made.get("metrics", ""))
     if artifact is None:
+        forget_measuring_run(workspace, profile.name)
         raise StageFailed(f"nothing was measured: redco-flow logs {run.id} -w {own.root} says why.")
     found: dict[str, Any] = read_json(artifact.path / _SPEEDS_FILE)
     kept = keep_calibration(
@@ -82,11 +82,12 @@ def calibrate(
             "device_kind": found["device_kind"],
             "num_devices": found["num_devices"],
             "figures": found["figures"],
-            "measured_at": utc_now(),
+            "measured_at": state.get("ended_at") or utc_now(),
             "versions": found["versions"],
             "run": run.id,
         },
     )
+    forget_measuring_run(workspace, profile.name)
     return found, kept
 
 
