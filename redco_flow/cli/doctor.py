@@ -220,7 +220,8 @@ def _drill(options: argparse.Namespace) -> int:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from redco_flow.cli.status import follow_run
+    from redco_flow.cli.run import follow_to_end
+    from redco_flow.cli.status import DETACHED_EXIT_CODE
     from redco_flow.orchestrate.calibrate import calibrate
     from redco_flow.orchestrate.doctor import gpus_per_host
     from redco_flow.spec.profile import load_own_profile
@@ -228,16 +229,20 @@ def _calibrate(options: argparse.Namespace) -> int:
     note_replaced(cluster_profiles=options.profile)
     profile = load_own_profile(options.profile, options.overrides)
     directory = Path(profile.workspace) / "calibrations" / time.strftime("%Y%m%d-%H%M%S")
-    found, kept = calibrate(
+    measured = calibrate(
         profile,
         options.profile,
-        follow_run,
+        lambda run: follow_to_end(run) != DETACHED_EXIT_CODE,
         overrides=[
             f"calibrate.resources.gpus_per_host={gpus_per_host(profile)}",
             *options.overrides,
         ],
         directory=directory.absolute(),
     )
+    if measured is None:
+        sys.stderr.write("the same command follows the measurement again, and keeps its result\n")
+        return DETACHED_EXIT_CODE
+    found, kept = measured
     if options.json:
         print(json.dumps(found))
         return 0

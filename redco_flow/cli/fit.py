@@ -13,7 +13,7 @@ from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.planned_fits import errors_text, recent_comparisons
+from redco_flow.tracking.planned_fits import errors_text, like, recent_comparisons
 from redco_flow.tracking.results import find_result
 
 if TYPE_CHECKING:
@@ -194,8 +194,7 @@ def find_fits(
     fits = {stage.name: found[stage.name] for stage in stages}
     recent = recent_comparisons(loaded.workspace)
     for fit in fits.values():
-        compared = recent.get(fit.get("device", ""))
-        fit["recent_runs"] = errors_text(fit["device"], compared) if compared else ""
+        fit["recent_runs"] = errors_text(like(recent, fit))
     return fits
 
 

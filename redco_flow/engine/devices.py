@@ -107,7 +107,7 @@ DEVICES: tuple[Device, ...] = (
            312, 156, 19.5, 39.4, 1555, 300, 25, _A100),
     Device("a100-80g", r"NVIDIA A100-SXM4-80GB", _A100_SHEET,
            312, 156, 19.5, 79.2, 2039, 300, 25, _A100),
-    Device("a100-80g-pcie", r"NVIDIA A100.*80GB.*", _A100_SHEET,
+    Device("a100-80g-pcie", r"NVIDIA A100( 80GB PCIe|-PCIE-80GB)", _A100_SHEET,
            312, 156, 19.5, 79.2, 1935, 300, None, _A100),
     Device("a30", r"NVIDIA A30", "NVIDIA A30 data sheet (2022)",
            165, 82, 10.3, 23.5, 933, 100, None),
@@ -161,21 +161,34 @@ def find_device(name: str, described: Mapping[str, Mapping[str, Any]] | None = N
 
     Args:
         described: facts by such a name, which replace those of its row, or describe a GPU that
-            has none; `architecture` as a mapping.
+            has none; `architecture` as a mapping. `kind` among them says which row the name means.
 
     Raises:
-        EngineError: no row has this name, or several do; or facts are missing of a GPU without one.
+        EngineError: no row has this name, or several do; facts are missing of a GPU without one;
+            or two names describe the same row.
     """
     rows = {one.kind: one for one in DEVICES}
+    names: dict[str, str] = {}
     for known_as, facts in (described or {}).items():
-        one = _described(known_as, facts, _rows_of(known_as, DEVICES))
+        one = _described(known_as, facts, _rows_of(facts.get("kind", known_as), DEVICES))
+        if one.kind in names:
+            raise EngineError(
+                f"devices.{names[one.kind]} and devices.{known_as} are both {one.kind}: "
+                "write their facts under one of the names."
+            )
+        names[one.kind] = known_as
         rows[one.kind] = one
-    found = _rows_of(name, list(rows.values()))
+    by_name = [rows[kind] for kind, known_as in names.items() if known_as.lower() == name.lower()]
+    found = by_name or _rows_of(name, list(rows.values()))
     if len(found) == 1:
         return found[0]
     kinds = ", ".join(one.kind for one in found or rows.values())
-    what = "may be any of" if found else "is not known; known devices:"
-    raise EngineError(f"the device '{name}' {what} {kinds}.")
+    if not found:
+        raise EngineError(f"the device '{name}' is not known; known devices: {kinds}.")
+    raise EngineError(
+        f"the device '{name}' may be any of {kinds}: use one of these names, or let the profile "
+        f"say which it is, as `devices: {{{name}: {{kind: {found[0].kind}}}}}`."
+    )
 
 
 def _rows_of(name: str, rows: Sequence[Device]) -> list[Device]:
@@ -191,14 +204,21 @@ def _rows_of(name: str, rows: Sequence[Device]) -> list[Device]:
 def _described(name: str, facts: Mapping[str, Any], rows: Sequence[Device]) -> Device:
     if len(rows) > 1:
         kinds = ", ".join(one.kind for one in rows)
-        raise EngineError(f"devices.{name} may be any of {kinds}: use one of these names.")
-    changes = {**facts, "described": frozenset(facts)}
+        raise EngineError(
+            f"devices.{name} may be any of {kinds}: add `kind: {rows[0].kind}`, or another of them."
+        )
+    changes = {key: value for key, value in facts.items() if key != "kind"}
+    changes["described"] = frozenset(changes)
     if "architecture" in facts:
         changes["architecture"] = GpuArchitecture(**facts["architecture"])
     if rows:
         return replace(rows[0], **changes)
+    known = ", ".join(one.kind for one in DEVICES)
+    if "kind" in facts:
+        raise EngineError(
+            f"devices.{name}: kind '{facts['kind']}' is not a known device; known devices: {known}."
+        )
     if missing := [fact for fact in _NEEDED if fact not in facts]:
-        known = ", ".join(one.kind for one in DEVICES)
         raise EngineError(
             f"devices.{name} is not a known device, and lacks {', '.join(missing)}; "
             f"known devices: {known}."

@@ -23,7 +23,7 @@ from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
-from redco_flow.tracking.planned_fits import errors_text, recent_comparisons
+from redco_flow.tracking.planned_fits import errors_text, like, recent_comparisons
 from redco_flow.tracking.schedules import list_schedules
 from redco_flow.tracking.workspace import Workspace
 
@@ -84,9 +84,11 @@ def _workspace_of(profile: Profile) -> Workspace:
 
 def _check_predictions(profile: Profile) -> Iterator[Finding]:
     """Yield, for each kind of device, how recent runs differ from what `plan --fit` predicted."""
-    for device, compared in recent_comparisons(_workspace_of(profile)).items():
+    recent = recent_comparisons(_workspace_of(profile))
+    for one_kind in {one.fit["device"]: one.fit for one in reversed(recent)}.values():
+        compared = like(recent, one_kind)
         newest = "; ".join(f"{one.stage}: {one.text}" for one in compared[:_NUM_RUNS_SHOWN])
-        yield Finding("predictions", True, f"{errors_text(device, compared)}; {newest}")
+        yield Finding("predictions", True, f"{errors_text(compared)}; {newest}")
 
 
 def _check_schedules(profile: Profile) -> Finding:

@@ -188,6 +188,8 @@ def _fit_facts(fit: FitComparison | None) -> Iterator[tuple[str, str]]:
         yield from ((figure.name, figure.text) for figure in fit.figures)
         if fit.ran_on:
             yield "predicted for", f"{fit.target}; not compared, it ran on {fit.ran_on}"
+        if fit.fit["assumed"]:
+            yield "predicted assuming", "; ".join(fit.fit["assumed"])
 
 
 def _fit_tables(fit: FitComparison | None) -> Iterator[ValueTable]:

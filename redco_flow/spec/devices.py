@@ -47,6 +47,8 @@ class DeviceFacts(StrictModel):
     `architecture`.
 
     Args:
+        kind: the built-in GPU that the name means where it could be several: a100-40g, a100-80g or
+            a100-80g-pcie of a cluster's `a100`.
         reported: a regular expression of what JAX calls it, as "NVIDIA L4".
         bfloat16_tflops, tf32_tflops, float32_tflops: 10^12 operations a second, of dense products.
         memory_gib: what programs can have.
@@ -56,6 +58,7 @@ class DeviceFacts(StrictModel):
         architecture: to compile for a GPU that cannot be compiled for without it.
     """
 
+    kind: Text | None = None
     reported: Annotated[Text, AfterValidator(_pattern)] | None = None
     bfloat16_tflops: PositiveFloat | None = None
     tf32_tflops: PositiveFloat | None = None

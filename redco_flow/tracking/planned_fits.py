@@ -6,11 +6,13 @@ training's attempts has the devices, the median step time and the allocator's pe
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Required, TypedDict
 
+from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_json
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.typed_records import find_record, unless_damaged
@@ -31,7 +33,8 @@ class PlannedStepTime(TypedDict, total=False):
 class PlannedFit(TypedDict, total=False):
     """The prediction for one training, as `stages.train.fitting` returns it.
 
-    `device` is the device's name in targets, `reported` a regex of what JAX calls it.
+    `device` is the device's name in targets, `reported` a regex of what JAX calls it,
+    `device_facts` the figures that were computed with, and `assumed` says what rows were assumed.
     """
 
     device: Required[str]
@@ -40,6 +43,8 @@ class PlannedFit(TypedDict, total=False):
     used_bytes: Required[int]
     parts_bytes: Required[dict[str, int]]
     step_time: Required[PlannedStepTime | None]
+    device_facts: Required[dict[str, dict[str, Any]]]
+    assumed: Required[list[str]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,12 @@ class FitComparison:
         figures = "; ".join(f"{figure.name} {figure.text}" for figure in self.figures)
         if self.ran_on:
             return f"{figures}, for {self.target}; not compared: it ran on {self.ran_on}"
-        return f"{figures}, on {self.target}"
+        return "; ".join([f"{figures}, on {self.target}", *self.assumed])
+
+    @property
+    def assumed(self) -> list[str]:
+        """Sentences on the assumptions about the rows, for people."""
+        return [f"the prediction assumed that {one}" for one in self.fit["assumed"]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, and the devices that they are of."""
@@ -111,6 +121,7 @@ class FitComparison:
         return {
             "target": self.target,
             "ran_on": self.ran_on or None,
+            "assumed": self.fit["assumed"],
             "time": time,
             "memory": self.memory.to_json(),
             "text": self.text,
@@ -138,7 +149,26 @@ def read_fits(run: RunDirectory) -> dict[str, PlannedFit]:
     Raises:
         DamagedRecord: fits.json is damaged.
     """
-    return find_record(run.fits_path, dict[str, PlannedFit]) or {}
+    fits = find_record(run.fits_path, dict[str, PlannedFit]) or {}
+    for stage, fit in fits.items():
+        if problem := _problem(fit):
+            raise DamagedRecord(run.fits_path, f"stage '{stage}': {problem}")
+    return fits
+
+
+def _problem(fit: PlannedFit) -> str:
+    try:
+        re.compile(fit["reported"])
+    except re.error as error:
+        return f"'reported' is no regular expression: {error}"
+    time = fit["step_time"]
+    values = {"used_bytes": fit["used_bytes"], "seconds": time["seconds"] if time else 1.0}
+    wrong = [f"'{name}' is {value}" for name, value in values.items() if not _is_positive(value)]
+    return " and ".join(wrong)
+
+
+def _is_positive(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf
 
 
 def compare_fits(run: RunDirectory) -> dict[str, FitComparison]:
@@ -152,8 +182,8 @@ def _compare(run: RunDirectory, stage: str, fit: PlannedFit) -> FitComparison:
     progress = (unless_damaged(attempt.read_progress) if attempt else None) or {}
     devices = progress.get("devices") or ""
     ran_on = devices if devices and not _are_meant(devices, fit) else ""
-    seconds = None if ran_on else progress.get("step_seconds")
-    peak = None if ran_on else progress.get("peak_memory_bytes")
+    measured = (progress.get("step_seconds"), progress.get("peak_memory_bytes"))
+    seconds, peak = (one if _is_positive(one) and not ran_on else None for one in measured)
     time = fit["step_time"]
     return FitComparison(
         f"{run.id}/{stage}",
@@ -173,27 +203,41 @@ def _are_meant(devices: str, fit: PlannedFit) -> bool:
     return is_number and not is_part and bool(re.fullmatch(fit["reported"], found[2], re.I))
 
 
-def recent_comparisons(workspace: Workspace) -> dict[str, list[FitComparison]]:
-    """Return recent runs' trainings that ran on the devices predicted for, by device kind.
+def recent_comparisons(workspace: Workspace) -> list[FitComparison]:
+    """Return recent runs' trainings that ran as predicted, the newest first.
 
-    The newest first, at most ten of a kind.
+    That is on these devices, and on rows about which nothing was assumed.
     """
-    found: dict[str, list[FitComparison]] = {}
-    for run in list_runs(workspace)[:_NUM_RUNS]:
-        for one in compare_fits(run).values():
-            if any(figure.measured for figure in one.figures):
-                found.setdefault(one.fit["device"], []).append(one)
-    return {device: compared[:_NUM_RECENT] for device, compared in found.items()}
+    return [
+        one
+        for run in list_runs(workspace)[:_NUM_RUNS]
+        for one in compare_fits(run).values()
+        if any(figure.measured for figure in one.figures) and not one.assumed
+    ]
 
 
-def errors_text(device: str, compared: Sequence[FitComparison]) -> str:
-    """Say how far off the predictions for a kind of device were."""
+def like(recent: Sequence[FitComparison], fit: Mapping[str, Any]) -> list[FitComparison]:
+    """Return the newest ten that were predicted for the same kind of device, by equal figures."""
+    same_kind = [one for one in recent if one.fit["device"] == fit.get("device")]
+    found = [one for one in same_kind if _agree(one.fit["device_facts"], fit["device_facts"])]
+    return found[:_NUM_RECENT]
+
+
+def _agree(facts: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return whether the figures that two predictions were both computed with are equal."""
+    return all(facts[name] == others[name] for name in facts.keys() & others.keys())
+
+
+def errors_text(compared: Sequence[FitComparison]) -> str:
+    """Say how far off predictions for a kind of device were; empty where there are none."""
+    if not compared:
+        return ""
     times = _range_text((one.time for one in compared if one.time), "slower", "faster")
     memory = _range_text((one.memory for one in compared), "more", "less")
     runs = f"{len(compared)} recent runs" if len(compared) > 1 else "a recent run"
     found = [f"steps {times} than predicted"] if times else []
     found += [f"{memory} memory than predicted"] if memory else []
-    return f"{runs} on {device}: {', '.join(found)}"
+    return f"{runs} on {compared[0].fit['device']}: {', '.join(found)}"
 
 
 def _range_text(figures: Iterable[Figure], above: str, below: str) -> str:

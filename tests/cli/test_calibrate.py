@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from redco_flow.tracking.calibrations import read_calibrations
+from redco_flow.orchestrate.calibrate import calibrate
+from redco_flow.spec.profile import load_own_profile
+from redco_flow.tracking.calibrations import find_measuring_run, read_calibrations
 from redco_flow.tracking.workspace import Workspace
 
 NUM_DEVICES = 8
@@ -13,9 +15,19 @@ MIB = 2**20
 
 
 @pytest.mark.slow
-def test_all_devices_of_a_host_are_measured_and_the_figures_kept(command):
+def test_all_devices_of_a_host_are_measured_and_the_figures_kept(command, monkeypatch):
     (command.folder / "eight.yaml").write_text(f"num_cpu_devices: {NUM_DEVICES}")
     sizes = [f"calibrate.{name}={json.dumps(values)}" for name, values in SIZES.items()]
+    monkeypatch.chdir(command.folder)
+    # Detached at once: the same command follows this run in place of a new one.
+    detached = calibrate(
+        load_own_profile("eight.yaml"),
+        "eight.yaml",
+        lambda run: False,
+        overrides=["calibrate.resources.gpus_per_host=0", *sizes],
+        directory=command.folder / "redco-workspace" / "calibrations" / "first",
+    )
+    assert detached is None
 
     found = command.json("calibrate", "-p", "eight.yaml", *sizes)
 
@@ -30,7 +42,31 @@ def test_all_devices_of_a_host_are_measured_and_the_figures_kept(command):
     # Results are checked where they are computed: each device has sent its own numbers.
     assert {one["num_devices"] for one in found["speeds"] if one["operation"] in exchanges} == {8}
     assert all(0 < one["seconds"] < 300 and 0 < one["value"] < 1e6 for one in found["speeds"])
-    (kept,) = read_calibrations(Workspace(command.folder / "redco-workspace"), "eight")
+    workspace = Workspace(command.folder / "redco-workspace")
+    assert [path.name for path in (workspace.root / "calibrations").iterdir()] == ["first"]
+    assert find_measuring_run(workspace, "eight") is None
+    (kept,) = read_calibrations(workspace, "eight")
     assert kept["figures"] == found["figures"]
     assert (kept["device_kind"], kept["num_devices"]) == ("cpu", NUM_DEVICES)
     assert kept["versions"].keys() == {"jax", "jaxlib"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "code", "said"),
+    [
+        (
+            "{executor: slurm, slurm: {gpu_type: h100}}",
+            [],
+            2,
+            "profile 'own' has gpu_type h100, but its `defaults` request no GPU",
+        ),
+        ("{executor: local}", ["calibrate.resources.gpus_per_host=64"], 3, "asks for 64 GPUs"),
+    ],
+)
+def test_devices_that_cannot_be_measured_are_refused_before_a_run(
+    command, profile, overrides, code, said
+):
+    (command.folder / "own.yaml").write_text(profile)
+
+    assert said in command("calibrate", "-p", "own.yaml", *overrides, code=code)
+    assert not (command.folder / "redco-workspace" / "calibrations").exists()

@@ -11,6 +11,7 @@ import pytest
 
 from redco_flow.records import digest_json, write_json
 from redco_flow.tracking.calibrations import keep_calibration
+from redco_flow.tracking.planned_fits import read_fits, write_fits
 from redco_flow.tracking.run_directory import list_runs
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
@@ -313,7 +314,8 @@ def test_a_run_records_its_prediction_and_everything_shows_it_next_to_the_measur
     (run,) = list_runs(workspace)
     seconds, gib = fit["step_time"]["seconds"], fit["used_bytes"] / 2**30
     predicted = f"step time predicted {seconds:.3g} s; memory per device predicted {gib:.3g} GiB"
-    assert f"    {predicted}, on h100x1" in command("status", "@last").splitlines()
+    shown = command("status", "@last")
+    assert f"    {predicted}, on h100x1; the prediction assumed that the vocabulary has" in shown
     assert "predictions" not in command("doctor", "-p", "one.yaml")
 
     measured = {"step_seconds": 1.25 * seconds, "peak_memory_bytes": round(0.9 * gib * 2**30)}
@@ -326,6 +328,10 @@ def test_a_run_records_its_prediction_and_everything_shows_it_next_to_the_measur
 
     write_json(path, {**progress, "devices": "NVIDIA H100 80GB HBM3"})
     shown = command.json("status", "@last")["stages"]["train"]["fit"]
+    assert shown["assumed"] == fit["notes"]
+    assert "predictions" not in command("doctor", "-p", "one.yaml")
+    # As if the dataset had been there.
+    write_fits(run, {"train": {**read_fits(run)["train"], "assumed": []}})
     assert (shown["time"]["error_percent"], shown["memory"]["error_percent"]) == (25.0, -10.0)
     recent = (
         "a recent run on h100: steps 25 % slower than predicted, 10 % less memory than predicted"

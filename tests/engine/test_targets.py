@@ -91,12 +91,32 @@ def test_described_facts_replace_those_of_the_table_or_describe_another_gpu():
     ("described", "said"),
     [
         ({"own": OWN}, "devices.own is not a known device, and lacks architecture; known devices"),
-        ({"a100": {"hbm_gb_s": 2000.0}}, "devices.a100 may be any of a100-40g, a100-80g, a100-80g"),
+        ({"a100": {"hbm_gb_s": 2000.0}}, "may be any of a100-40g, .*: add `kind: a100-40g`"),
+        ({"a100": {"kind": "a101"}}, "devices.a100: kind 'a101' is not a known device"),
+        ({"h100": {}, "H100-SXM5": {}}, "devices.h100 and devices.H100-SXM5 are both h100"),
     ],
 )
 def test_facts_of_no_device_are_refused(described, said):
     with pytest.raises(EngineError, match=said):
         read_target("h100x8", described=described)
+
+
+def test_a_profile_says_which_device_a_clusters_name_means():
+    with pytest.raises(EngineError, match=r"`devices: \{A100: \{kind: a100-40g\}\}`"):
+        find_device("A100")
+
+    found = find_device("A100", {"a100": {"kind": "a100-80g", "hbm_gb_s": 1900.0}})
+
+    described = frozenset({"hbm_gb_s"})
+    assert found == replace(find_device("a100-80g"), hbm_gb_s=1900.0, described=described)
+
+
+@pytest.mark.parametrize(
+    ("reported", "kind"),
+    [("NVIDIA A100-SXM4-80GB", "a100-80g"), ("NVIDIA A100 80GB PCIe", "a100-80g-pcie")],
+)
+def test_what_jax_reports_is_one_kind(reported, kind):
+    assert [one.kind for one in DEVICES if one.is_reported_as(reported)] == [kind]
 
 
 def test_kinds_are_unique_and_their_memory_is_read_in_far_less_than_a_second():

@@ -187,6 +187,7 @@ def test_a_trainings_prediction_is_shown_next_to_its_measurement(builder, read_r
     time = {"seconds": 0.4, "parts_seconds": {"products": 0.3, "launches": 0.1}}
     fit = {"device": "h100", "reported": "NVIDIA H100.*", "num_devices": 2, "step_time": time}
     fit |= {"used_bytes": 40 * 2**30, "parts_bytes": {"optimizer_state": 5 * 2**30}}
+    fit |= {"device_facts": {}, "assumed": ["rows are as long as the settings allow"]}
     write_fits(builder.run, {"train": fit})
     progress = {"devices": "2 × NVIDIA H100 80GB HBM3", "step_seconds": 0.42}
     progress |= {"peak_memory_bytes": 38 * 2**30, "time": "2026-01-31T12:00:30+00:00"}
@@ -196,6 +197,7 @@ def test_a_trainings_prediction_is_shown_next_to_its_measurement(builder, read_r
 
     assert "step time 0.42 s, predicted 0.4 s (+5.0 %)" in page.text
     assert "memory per device 38 GiB, predicted 40 GiB (-5.0 %)" in page.text
+    assert "predicted assuming rows are as long as the settings allow" in page.text
     times = "step time 0.4000 s 0.4200 s +5.0% products 0.3000 s – – launches 0.1000 s – –"
     sizes = "memory per device 40.00 GiB 38.00 GiB -5.0% optimizer state 5.000 GiB – –"
     assert times in page.text

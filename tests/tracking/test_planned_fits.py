@@ -1,11 +1,17 @@
 """Predictions of `plan --fit` next to what trainings measured."""
 
+import json
+import math
+
 import pytest
 
+from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_json
 from redco_flow.tracking.planned_fits import (
     compare_fits,
     errors_text,
+    like,
+    read_fits,
     recent_comparisons,
     write_fits,
 )
@@ -15,12 +21,15 @@ from redco_flow.tracking.workspace import Workspace
 GIB = 2**30
 FIT = {
     "device": "a100-80g",
-    "reported": r"NVIDIA A100.*80GB.*",
+    "reported": r"NVIDIA A100-SXM4-80GB",
     "num_devices": 2,
     "used_bytes": 20 * GIB,
     "parts_bytes": {"parameters": 20 * GIB},
     "step_time": {"seconds": 2.0, "parts_seconds": {"products": 2.0}},
+    "device_facts": {"hbm_gb_s": {"value": 2039, "origin": "data sheet"}},
+    "assumed": [],
 }
+DEVICES = "2 × NVIDIA A100-SXM4-80GB"
 
 
 @pytest.fixture
@@ -39,7 +48,7 @@ def leave_run(workspace, devices, *, fit=FIT, **measured):
 @pytest.mark.parametrize(
     ("devices", "is_compared"),
     [
-        ("2 × NVIDIA A100-SXM4-80GB", True),
+        (DEVICES, True),
         ("NVIDIA A100-SXM4-80GB", False),
         ("2 × NVIDIA A100-SXM4-80GB MIG 1g.10gb", False),
         ("2 × NVIDIA A100-SXM4-40GB", False),
@@ -72,10 +81,34 @@ def test_only_the_devices_that_were_predicted_for_are_compared(workspace, device
 )
 def test_errors_of_recent_runs_are_a_range(workspace, seconds, text):
     for one in seconds:
-        leave_run(workspace, "2 × NVIDIA A100-SXM4-80GB", step_seconds=one)
+        leave_run(workspace, DEVICES, step_seconds=one)
     leave_run(workspace, "cpu", step_seconds=100.0)
     leave_run(workspace, "TPU v4", fit={**FIT, "device": "v4", "step_time": None})
+    leave_run(workspace, DEVICES, step_seconds=0.0)
+    assuming = {**FIT, "assumed": ["rows are as long as the settings allow"]}
+    leave_run(workspace, DEVICES, fit=assuming, step_seconds=100.0)
+    slower = {"hbm_gb_s": {"value": 1500, "origin": "measured"}}
+    leave_run(workspace, DEVICES, fit={**FIT, "device_facts": slower}, step_seconds=100.0)
 
-    (found,) = recent_comparisons(workspace).items()
+    found = recent_comparisons(workspace)
 
-    assert errors_text(*found) == text
+    assert len(found) == len(seconds) + 1
+    assert errors_text(like(found, FIT)) == text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"reported": "("},
+        {"used_bytes": 0},
+        {"step_time": {"seconds": 0.0, "parts_seconds": {}}},
+        {"step_time": {"seconds": math.nan, "parts_seconds": {}}},
+    ],
+)
+def test_values_that_nothing_can_be_compared_with_are_damage(workspace, damage):
+    run = leave_run(workspace, DEVICES, step_seconds=2.0)
+    run.fits_path.write_text(json.dumps({"train": {**FIT, **damage}}))
+
+    with pytest.raises(DamagedRecord, match=r"fits\.json: damaged record: stage 'train'"):
+        read_fits(run)
+    assert compare_fits(run) == {}

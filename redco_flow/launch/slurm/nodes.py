@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 _NODES = r"(?:[^,\[\]\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
-_WORD = re.compile(_NODES)
+_WORD = re.compile(rf"{_NODES}")
 _LIST = re.compile(rf"{_NODES}(?:,{_NODES})*")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 

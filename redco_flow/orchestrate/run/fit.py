@@ -260,7 +260,7 @@ def _request(
             name: facts.model_dump(mode="json", exclude_none=True)
             for name, facts in of_stage.devices.items()
         }
-    if calibrations := read_calibrations(workspace, profile.name):
+    if calibrations := read_calibrations(workspace, of_stage.name):
         request["measured"] = {one["device_kind"]: one["figures"] for one in calibrations}
     request |= _devices(stage, of_stage, target)
     request |= _data(pipeline, workspace, plan, stage)

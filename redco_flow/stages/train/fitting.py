@@ -108,6 +108,7 @@ def fit(
         "num_trained": plan.num_trained,
         "checkpoint_bytes": num_bytes(plan.storage.shapes),
         "num_steps": data.num_steps,
+        "assumed": list(data.notes),
         "notes": list(data.notes),
     }
     chosen: Changes = {}

@@ -76,7 +76,9 @@ def of_dataset(path: Path, config: Config, inputs: Collection[str] = ()) -> Plan
     num_steps = config.max_steps or config.num_epochs * data.steps_per_epoch(config)
     batches = (data.first_batch(recipe), data.widest_batch())
     known = _is_pretrained(config, inputs)
-    return PlannedData(recipe, *batches, num_steps, is_pretrained=known)
+    is_bucketed = config.batching.type == "bucketed"
+    notes = ("rows are as long as in the widest bucket",) if is_bucketed else ()
+    return PlannedData(recipe, *batches, num_steps, notes, is_pretrained=known)
 
 
 def _scores_of(dataset: DatasetArtifact) -> dict[str, Added]:
