@@ -61,10 +61,11 @@ def test_without_its_result_a_reused_stage_that_was_not_searched_fails_before_a_
     text = "{name: searched, stages: {train: {kind: orchestrate_kinds.searched}}}"
     first = InProcess(runs.write(text))
     first.end()
-    second = InProcess(runs.write(text, ["train.mesh=auto"]))
+    planned = runs.write(text, ["train.mesh=auto"])
     digest = first.run.read_state()["stages"]["train"]["fingerprint"]
     (runs.workspace.results / f"{digest}.json").unlink()
 
+    second = InProcess(planned)
     outcome = second.end()
 
     assert outcome.state == "failed"
