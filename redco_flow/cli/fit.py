@@ -18,6 +18,7 @@ from redco_flow.tracking.results import find_result
 
 if TYPE_CHECKING:
     from redco_flow.cli.loading import Loaded
+    from redco_flow.orchestrate.run.fit import Planned
     from redco_flow.spec.load import ResolvedStage
 
 
@@ -140,7 +141,6 @@ def choose_settings(
     # The result of another stage may be deleted before the run needs it.
     reused = [stage for stage in undecided if stage not in required]
     known = fits | _find_fits(reused, loaded, target, compiles=False)
-    of_plan = (loaded.profile, loaded.workspace, loaded.plan, loaded.sources, target)
     for stage in undecided:
         if (fit := known.get(stage.name)) is None:
             if stage in required:
@@ -148,7 +148,8 @@ def choose_settings(
         elif "error" not in fit:
             why = f"mesh: auto, for {fit['target']}"
             pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
-            fitting.keep_fit(pipeline.stages[stage.name], pipeline, *of_plan, fit)
+            decided = _planned(replace(loaded, pipeline=pipeline), target)
+            fitting.keep_fit(pipeline.stages[stage.name], decided, fit)
             notes[stage.name] = _chosen_text(fit)
     if target is None:
         from redco_flow.orchestrate.run.device_checks import check_devices
@@ -208,9 +209,9 @@ def _find_fits(
 ) -> dict[str, dict[str, Any]]:
     from redco_flow.orchestrate.run.fit import fits_of
 
-    of_plan = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, loaded.sources)
+    planned = _planned(loaded, target)
     if not compiles:
-        return dict(fits_of(stages, *of_plan, target, None))
+        return dict(fits_of(stages, planned, None))
 
     from rich.console import Console
 
@@ -219,7 +220,15 @@ def _find_fits(
         def show(doing: str, seconds: float) -> None:
             status.update(f"{visible(doing)} … {seconds:.0f} s")
 
-        return dict(fits_of(stages, *of_plan, target, show, searches=searches))
+        return dict(fits_of(stages, planned, show, searches=searches))
+
+
+def _planned(loaded: Loaded, target: str | None) -> Planned:
+    from redco_flow.orchestrate.run.fit import Planned
+
+    return Planned(
+        loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, loaded.sources, target
+    )
 
 
 def fits_of_run(

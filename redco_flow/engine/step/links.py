@@ -63,11 +63,13 @@ class Sending:
     Args:
         link: the one that it waits for.
         num_bytes: that a device sends by all links.
+        groups: of partitions that exchange with each other.
     """
 
     seconds: float
     link: str
     num_bytes: float
+    groups: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,18 @@ class Links:
         groups = groups_of(one.text, len(self.hosts))
         size = max(map(len, groups))
         if size == 1:
-            return Sending(0.0, HOST, 0.0)
+            return Sending(0.0, HOST, 0.0, groups)
         operands = (computation.instructions[name].result for name in one.operands)
         num_bytes = sum(map(array_bytes, operands))
         turns = {"all-reduce": 2 * (size - 1), "collective-permute": 1}.get(kind, size - 1)
         each_turn = num_bytes if kind in ("all-gather", "collective-permute") else num_bytes / size
-        longest = Sending(0.0, HOST, 0.0)
+        longest, slowest = 0.0, HOST
         for link, part in self._parts(kind, size, groups).items():
             sending = each_turn * part / (self._gb_s(link) * 1e9)
             seconds = turns * (sending + self._seconds_of_turn(link))
-            longest = max(longest, Sending(seconds, link, turns * each_turn), key=_seconds)
-        return Sending(_SECONDS_OF_COLLECTIVE + longest.seconds, longest.link, longest.num_bytes)
+            if seconds > longest:
+                longest, slowest = seconds, link
+        return Sending(_SECONDS_OF_COLLECTIVE + longest, slowest, turns * each_turn, groups)
 
     def _parts(self, kind: str, size: int, groups: Sequence[Sequence[int]]) -> dict[str, float]:
         """Return the links that a collective uses, and how much of a turn's bytes each carries.
@@ -154,6 +157,8 @@ class Links:
 
     def _sent_between_fabrics(self, kind: str, groups: Sequence[Sequence[int]]) -> float:
         """Return how often a turn's bytes leave the busiest host for another fabric."""
+        if self.fabrics is None:
+            return 0.0
         sent: defaultdict[int, float] = defaultdict(float)
         for group in groups:
             fabrics = Counter(self._fabric(number) for number in group)
@@ -226,14 +231,13 @@ def find_traffic(program: Program, links: Links, mesh: Mapping[str, int]) -> lis
         if count is None:
             raise NotPredicted(f"{one.name} is in a loop of unknown length")
         sending = links.send(kind, computation, one)
-        groups = groups_of(one.text, len(links.hosts))
-        varies = [any(len({*row[group]}) > 1 for group in groups) for row in places]
+        varies = [any(len({*row[group]}) > 1 for group in sending.groups) for row in places]
         axes = " and ".join(name for name, used in zip(names, varies, strict=True) if used)
         if axes and sending.num_bytes:
             each = found.setdefault((axes, sending.link), Traffic(axes, sending.link))
             each.bytes_per_device += count * sending.num_bytes
             each.seconds += count * sending.seconds
-    return sorted(found.values(), key=_seconds, reverse=True)
+    return sorted(found.values(), key=lambda one: one.seconds, reverse=True)
 
 
 def kind_and_phase(operation: str) -> tuple[str, str]:
@@ -299,7 +303,3 @@ def _rows(order: np.ndarray, size: int) -> list[list[int]]:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
-
-
-def _seconds(one: Sending | Traffic) -> float:
-    return one.seconds

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -73,6 +73,23 @@ class PlannerDied(CannotFit):
     exit_code = 1
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A pipeline with its plan, which trainings are planned for.
+
+    Args:
+        sources: the code and data that the plan is of.
+        target: the devices; None: those of each stage's profile.
+    """
+
+    pipeline: ResolvedPipeline
+    profile: Profile
+    workspace: Workspace
+    plan: Plan
+    sources: Sources
+    target: str | None
+
+
 def trainings_of(
     pipeline: ResolvedPipeline, plan: Plan, *, to_run: bool = False
 ) -> list[ResolvedStage]:
@@ -88,12 +105,7 @@ def trainings_of(
 
 def fits_of(
     stages: Sequence[ResolvedStage],
-    pipeline: ResolvedPipeline,
-    profile: Profile,
-    workspace: Workspace,
-    plan: Plan,
-    sources: Sources,
-    target: str | None,
+    planned: Planned,
     progress: Progress | None,
     *,
     searches: bool = False,
@@ -106,23 +118,20 @@ def fits_of(
 
     Args:
         stages: some of `trainings_of`.
-        sources: the code and data that the plan is of.
-        target: the devices; None: those of the stage's profile.
         progress: None: nothing is compiled, and stages without an answer in the cache are left out.
         searches: also for the fastest mesh.
     """
-    of_plan = (pipeline, profile, workspace, plan, sources, target)
     for stage in stages:
         fit: dict[str, Any]
         try:
-            request, variables, path = _request(stage, *of_plan)
+            request, variables, path = _request(stage, planned)
             shows = searches or bool(_searched(stage))
             known = _read_cached(path, with_candidates=shows)
             if known is None and progress is None:
                 continue
             if known is None and progress is not None:
                 known = _run_planner(stage, {**request, "searches": searches}, variables, progress)
-                _keep(workspace, path, known)
+                _keep(planned.workspace, path, known)
             fit = {"target": request["target"], **(known or {})}
         except (CannotFit, UsageError) as error:
             if progress is None:
@@ -202,20 +211,11 @@ def with_settings(
     )
 
 
-def keep_fit(
-    stage: ResolvedStage,
-    pipeline: ResolvedPipeline,
-    profile: Profile,
-    workspace: Workspace,
-    plan: Plan,
-    sources: Sources,
-    target: str | None,
-    fit: Mapping[str, Any],
-) -> None:
+def keep_fit(stage: ResolvedStage, planned: Planned, fit: Mapping[str, Any]) -> None:
     """Keep figures, of a search that decided the stage's settings, as the answer for those."""
-    *_, path = _request(stage, pipeline, profile, workspace, plan, sources, target)
+    *_, path = _request(stage, planned)
     if _read_cached(path, with_candidates=False) is None:
-        _keep(workspace, path, _without_search(fit))
+        _keep(planned.workspace, path, _without_search(fit))
 
 
 def _without_search(fit: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,17 +235,9 @@ def _searched(stage: ResolvedStage) -> Mapping[str, tuple[str, ...]]:
     return find_stage_kind(stage.kind).searched_settings(stage.config)
 
 
-def _request(
-    stage: ResolvedStage,
-    pipeline: ResolvedPipeline,
-    profile: Profile,
-    workspace: Workspace,
-    plan: Plan,
-    sources: Sources,
-    target: str | None,
-) -> tuple[dict[str, Any], dict[str, str], Path]:
+def _request(stage: ResolvedStage, planned: Planned) -> tuple[dict[str, Any], dict[str, str], Path]:
     """Return the planner's request, its variables, and where the answer is kept."""
-    of_stage = pipeline.profile_of(stage.name, profile)
+    of_stage = planned.pipeline.profile_of(stage.name, planned.profile)
     environment = of_stage.environment
     variables = {name: environment[name] for name in _VARIABLES if name in environment}
     ignored = set(find_stage_kind(stage.kind).fit_ignores)
@@ -260,22 +252,18 @@ def _request(
             name: facts.model_dump(mode="json", exclude_none=True)
             for name, facts in of_stage.devices.items()
         }
-    if calibrations := read_calibrations(workspace, of_stage.name):
+    if calibrations := read_calibrations(planned.workspace, of_stage.name):
         request["measured"] = {one["device_kind"]: one["figures"] for one in calibrations}
-    request |= _devices(stage, of_stage, target)
-    request |= _data(pipeline, workspace, plan, stage)
+    request |= _devices(stage, of_stage, planned.target)
+    request |= _data(stage, planned)
     settings = {key: value for key, value in stage.settings.items() if key not in ignored}
-    path = _cached_path(
-        pipeline, workspace, sources, replace(stage, settings=settings), request, variables
-    )
+    path = _cached_path(replace(stage, settings=settings), planned, request, variables)
     return request, variables, path
 
 
 def _cached_path(
-    pipeline: ResolvedPipeline,
-    workspace: Workspace,
-    sources: Sources,
     stage: ResolvedStage,
+    planned: Planned,
     request: Mapping[str, Any],
     variables: Mapping[str, str],
 ) -> Path:
@@ -284,16 +272,18 @@ def _cached_path(
     assert module is not None
     read = [stage]
     if "preprocessing" in request:
-        read += [pipeline.stages[ref.stage] for ref in stage.inputs[_DATASET] if ref.stage]
+        read += [planned.pipeline.stages[ref.stage] for ref in stage.inputs[_DATASET] if ref.stage]
     environment = {**os.environ, **variables}
     key = {
         "request": request,
-        "ingredients": [stage_ingredients(one, {}, workspace, sources) for one in read],
+        "ingredients": [
+            stage_ingredients(one, {}, planned.workspace, planned.sources) for one in read
+        ],
         "planner": module_digests([module]),
         "variables": {k: v for k, v in environment.items() if k.startswith(_PREFIXES)},
         "versions": {name: _version(name) for name in _PACKAGES} | {"python": sys.version},
     }
-    return workspace.cache / "fits" / f"{digest_json(key)}.json"
+    return planned.workspace.cache / "fits" / f"{digest_json(key)}.json"
 
 
 def _version(package: str) -> str | None:
@@ -352,20 +342,18 @@ def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict
     return {**devices, "fabrics": {"of_host": of_host, **link}}
 
 
-def _data(
-    pipeline: ResolvedPipeline, workspace: Workspace, plan: Plan, stage: ResolvedStage
-) -> dict[str, Any]:
+def _data(stage: ResolvedStage, planned: Planned) -> dict[str, Any]:
     """Say where the dataset is, or else which stage makes it."""
     (ref,) = stage.inputs[_DATASET]
     artifact = ref.artifact
-    if ref.stage and (fingerprint := plan.stages[ref.stage].fingerprint):
-        result = find_result(workspace, fingerprint)
+    if ref.stage and (fingerprint := planned.plan.stages[ref.stage].fingerprint):
+        result = find_result(planned.workspace, fingerprint)
         artifact = "" if result is None else result.outputs.get(ref.output, "")
-    if found := ArtifactStore(workspace).find(artifact):
+    if found := ArtifactStore(planned.workspace).find(artifact):
         return {"dataset": str(found.path)}
     if not ref.stage:
         raise CannotFit(f"stage '{stage.name}': the dataset {ref.text()} is not in this workspace.")
-    maker = pipeline.stages[ref.stage]
+    maker = planned.pipeline.stages[ref.stage]
     return {"preprocessing": (maker.kind, maker.config.model_dump(mode="json"))}
 
 
