@@ -61,7 +61,7 @@ def calibrate(
         UsageError: a profile with GPUs requests none.
         DoesNotFit: the profile cannot have the devices.
     """
-    workspace = Workspace.open(profile.workspace)
+    workspace = Workspace(Path(profile.workspace).absolute())
     run = find_measuring_run(workspace, profile.name)
     if run is None or run.record["overrides"] != list(overrides):
         run = _start(profile, profile_name, overrides, directory)
@@ -105,7 +105,12 @@ def _start(
     plan = make_plan(resolved, Workspace(directory))
     for note in check_devices(resolved, measured, plan, os.environ):
         _log.warning("%s", note)
-    workspace = Workspace.open(directory)
+    Workspace.open(profile.workspace)
     return start_run(
-        resolved, measured, workspace, plan, profile_name=profile_name, overrides=overrides
+        resolved,
+        measured,
+        Workspace.open(directory),
+        plan,
+        profile_name=profile_name,
+        overrides=overrides,
     )

@@ -144,11 +144,10 @@ def test_a_run_whose_cancellation_slurm_did_not_take_is_resumed_with_its_job(run
     commands.repair("scancel")
     reopen_run(run)
     second = InProcess(run)
-    for _ in run.read_state()["stages"]:
-        wait_until(slurm.jobs)
-        for held in slurm.jobs():
-            slurm.run("scontrol", "release", held)
-        wait_until(lambda: not slurm.jobs())
+    for stage in run.read_state()["stages"]:
+        attempt = run.attempt(stage, 1)
+        held = wait_until(lambda of=attempt: (of.read_job() or {}).get("job_id"))
+        slurm.run("scontrol", "release", held)
 
     assert second.end().state == "completed", second.said
     assert len(run.attempts("preprocess")) == 1
