@@ -13,9 +13,15 @@ import pytest
 from redco_flow.hub import is_hub_name
 from redco_flow.models.hub.model_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_names
 from redco_flow.spec.pipeline import DataSection, ModelSection, TokenizerSection
+from redco_flow.stages.artifacts.dataset import (
+    TOKENIZER_FOLDER,
+    DatasetArtifact,
+    DatasetSummary,
+)
 from redco_flow.stages.artifacts.tokenizer import (
     WrongTokenizer,
     check_model_tokenizer,
+    digest_of_tokenizer_files,
     model_files,
     save_pretrained_tokenizer,
 )
@@ -167,20 +173,40 @@ def test_a_tokenizer_without_a_part_of_it_is_refused(
     assert "redco-flow-tokenizer-" not in str(raised.value)
 
 
+def write_dataset(folder, tokenizer, **recorded):
+    """A dataset without rows, encoded by the tokenizer in a directory."""
+    save_pretrained_tokenizer(str(tokenizer), folder / TOKENIZER_FOLDER)
+    nothing = {key: {} for key in ("splits", "files", "skipped_rows", "most_frequent_target")}
+    lengths = {"max_source_length": 8, "max_target_length": 8}
+    texts = {"recipe": "text_to_text", "source_prefix": "", "source_suffix": ""}
+    summary = DatasetSummary(**texts, **lengths, **nothing, tokenizer=recorded)
+    (folder / "dataset.json").write_text(json.dumps(summary.to_json()))
+    return DatasetArtifact(folder)
+
+
 def test_a_local_model_with_vocab_and_merges_alone_is_compared_with_the_data(tmp_path):
     model = write_form("gpt2", tmp_path / "model")
-    for other in ("tokenizer_json", "gpt2"):
-        save_pretrained_tokenizer(
-            str(write_form(other, tmp_path / other)), tmp_path / f"{other}-saved"
-        )
-    section = ModelSection(name_or_path=str(model))
     other, same = (
-        TextTokenizer.load(tmp_path / f"{name}-saved") for name in ("tokenizer_json", "gpt2")
+        write_dataset(tmp_path / f"{name}-data", write_form(name, tmp_path / name))
+        for name in ("tokenizer_json", "gpt2")
     )
+    section = ModelSection(name_or_path=str(model))
 
     check_model_tokenizer(section, same)
     with pytest.raises(WrongTokenizer, match="another tokenizer"):
         check_model_tokenizer(section, other)
+
+
+def test_a_model_whose_files_made_the_data_is_not_loaded_to_be_compared(tmp_path):
+    model, folder = write_form("gpt2", tmp_path / "model"), tmp_path / "data"
+    files = digest_of_tokenizer_files(str(model), None)
+    dataset = write_dataset(folder, write_form("tokenizer_json", tmp_path / "other"), files=files)
+    section = ModelSection(name_or_path=str(model))
+
+    check_model_tokenizer(section, dataset)  # by what is recorded: the tokenizers differ
+    (model / "added_tokens.json").write_text("{}")
+    with pytest.raises(WrongTokenizer):
+        check_model_tokenizer(section, dataset)
 
 
 def test_a_models_files_are_its_configurations_its_tokenizer_and_the_weights_that_are_read(

@@ -66,7 +66,8 @@ class DatasetSummary:
         files: per split: its Arrow files, in order.
         skipped_rows: rows left out, by reason: bad ones that the pipeline allows, and those of a
             curation.
-        tokenizer: digest, vocab_size, pad_id, eos_id.
+        tokenizer: digest, vocab_size, pad_id, eos_id; and of one that was fetched `files`, the
+            digest of what it was loaded from.
         most_frequent_target: what a model that ignores its input would say: text (or number),
             count, and the number of training rows it was counted among; empty where unknown.
         target: of rows as they are: the column that predictions are compared with, "" for none;

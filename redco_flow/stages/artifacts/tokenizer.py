@@ -16,7 +16,9 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.hub import config_in, download_model, is_hub_name, whole_download
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.hub.model_files import CONFIG_FILES, model_type_of, weight_files
+from redco_flow.records import digest_file, digest_json
 from redco_flow.spec.pipeline import DataSection, ModelSection
+from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.text.tokenizer_files import (
     TOKENIZER_PATTERNS,
@@ -173,10 +175,22 @@ def _find_tokenizer(name_or_path: str, revision: str | None) -> Path:
     return download_model(name_or_path, revision, TOKENIZER_PATTERNS, is_whole)
 
 
-def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) -> None:
+def digest_of_tokenizer_files(name_or_path: str, revision: str | None) -> str:
+    """Return one digest of all files that a tokenizer is loaded from, and of their names."""
+    return _digest_of_files(_find_tokenizer(name_or_path, revision))
+
+
+def _digest_of_files(folder: Path) -> str:
+    files = files_in(folder, TOKENIZER_PATTERNS)
+    return digest_json({str(path.relative_to(folder)): digest_file(path) for path in files})
+
+
+def check_model_tokenizer(model: ModelSection, dataset: DatasetArtifact) -> None:
     """Refuse data that was encoded with another tokenizer than the pretrained model's.
 
-    A model without one of its own, or one that starts from scratch, takes the data's.
+    A model without one of its own, or one that starts from scratch, takes the data's. The model's
+    is loaded only where its files are not those that the data's was loaded from: transformers
+    takes seconds to import, and imports torch where that is installed.
 
     Raises:
         WrongTokenizer: they differ; the message has both digests and what to do.
@@ -187,9 +201,12 @@ def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) ->
     found = _find_tokenizer(name, model.revision)
     if not has_tokenizer(found):
         return
+    if dataset.summary.tokenizer.get("files") == _digest_of_files(found):
+        return
     with tempfile.TemporaryDirectory(prefix="redco-flow-tokenizer-") as folder:
         save_pretrained_tokenizer(name, Path(folder), revision=model.revision)
         own = TextTokenizer.load(Path(folder))
+    data_tokenizer = dataset.tokenizer
     if own.digest != data_tokenizer.digest:
         raise WrongTokenizer(
             f"the data was encoded with another tokenizer (digest {data_tokenizer.digest[:12]}, "

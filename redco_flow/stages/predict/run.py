@@ -115,7 +115,7 @@ def _model(context: StageContext, config: Config, dataset: DatasetArtifact) -> T
         return CheckpointArtifact(context.input("checkpoint").path)
     texts = None
     if dataset.summary.has_tokenizer:
-        check_model_tokenizer(section, dataset.tokenizer)
+        check_model_tokenizer(section, dataset)
         texts = dataset.texts(*dataset.summary.lengths())
     return PretrainedModel.load(section.model_dump(), config.recipe, texts)
 

@@ -85,7 +85,7 @@ class RowEncoder:
                 rows = _rows(paths[split])
                 if cut := sum(is_truncated(row, tokenizer, *self._settings) for row in rows):
                     counted["cut_targets"] = cut
-        return found | {"tokenizer": record_of(tokenizer)}
+        return found | {"tokenizer": record_of(tokenizer, self._context, self._config)}
 
     def first_targets(self, paths: Sequence[Path]) -> list[Any]:
         """Return JSON values; none where no column has targets."""

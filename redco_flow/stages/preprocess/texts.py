@@ -77,7 +77,7 @@ def text_encoder(
     kept = KeptPairs(context, RawRows(context, config, read_row), store.new_file())
     texts = _training_texts(context, config, kept)
     directory = ensure_tokenizer(context, config, store, texts)
-    encoder = TextEncoder(config, encode_call(config, directory), read_row, labels)
+    encoder = TextEncoder(context, config, encode_call(config, directory), read_row, labels)
     return encoder, kept if kept.is_there else None
 
 
@@ -121,6 +121,7 @@ class TextEncoder:
         call: what encodes a batch, in whichever process.
     """
 
+    context: StageContext
     config: Config
     call: Encode
     read_row: ReadRow
@@ -144,11 +145,12 @@ class TextEncoder:
 
     def summary(self, counts: SplitCount, _paths: Mapping[str, list[Path]]) -> dict[str, Any]:
         """Return the counts, the lengths and the tokenizer."""
+        tokenizer = load_tokenizer(self.call.tokenizer)
         return {
             "splits": counts,
             "max_source_length": self.config.max_source_length,
             "max_target_length": self.config.max_target_length,
-            "tokenizer": record_of(load_tokenizer(self.call.tokenizer)),
+            "tokenizer": record_of(tokenizer, self.context, self.config),
             "id_columns": [LEARNT] if isinstance(self.call, EncodeChats) else None,
         }
 

@@ -20,7 +20,11 @@ from redco_flow.records import sync, write_json
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import TokenizerTraining
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
-from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer, tokenizer_source
+from redco_flow.stages.artifacts.tokenizer import (
+    digest_of_tokenizer_files,
+    save_pretrained_tokenizer,
+    tokenizer_source,
+)
 from redco_flow.stages.preprocess.blocks import BlockStore
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.text.chat import (
@@ -316,14 +320,19 @@ def _save_trained(config: Config, texts: Iterable[str], directory: Path) -> None
     save_chat_tokenizer(train_tokenizer(texts, size, asked.type), directory)
 
 
-def record_of(tokenizer: TextTokenizer) -> dict[str, Any]:
+def record_of(tokenizer: TextTokenizer, context: StageContext, config: Config) -> dict[str, Any]:
     """Return a tokenizer's fields of a `DatasetSummary`."""
-    return {
+    record = {
         "digest": tokenizer.digest,
         "vocab_size": tokenizer.vocab_size,
         "pad_id": tokenizer.pad_id,
         "eos_id": tokenizer.eos_id,
     }
+    source = tokenizer_source(config.model, config.data)
+    if source is None or context.inputs.get("tokenizer_of"):
+        return record
+    revision = (config.data.tokenizer or config.model).revision
+    return record | {"files": digest_of_tokenizer_files(source, revision)}
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:

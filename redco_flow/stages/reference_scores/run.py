@@ -92,7 +92,7 @@ def _reference(context: StageContext, config: Config, dataset: DatasetArtifact) 
         )
     lengths = dataset.summary.lengths()
     if not context.inputs.get("checkpoint"):
-        check_model_tokenizer(config.model, dataset.tokenizer)
+        check_model_tokenizer(config.model, dataset)
         texts = dataset.texts(*lengths)
         recipe = find_recipe(config.recipe).make(config.model.model_dump(), texts)
         if recipe.load_params is None:

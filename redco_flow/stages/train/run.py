@@ -138,7 +138,7 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
             f"with '{config.recipe}': use one recipe for both."
         )
     if summary.has_tokenizer:
-        check_model_tokenizer(config.model, dataset.tokenizer)
+        check_model_tokenizer(config.model, dataset)
     source_length, target_length = row_lengths(dataset, config)
     texts = dataset.texts(source_length, target_length)
     recipe = find_recipe(config.recipe).make(model_with_settings(config, summary.classes), texts)
