@@ -155,7 +155,7 @@ class SweepDirectory:
             points: none where a sampler gives them.
             ahead: queue the jobs of all points at once.
             early_stopping: how trainings are stopped early, if they are.
-            search: how a sampler gives points, if one does.
+            search: settings of the sampler that chooses the points, if one does.
         """
         record = {
             "id": self.id,
@@ -186,7 +186,7 @@ class SweepDirectory:
 
     @property
     def search(self) -> dict[str, Any] | None:
-        """How a sampler gives points; None where all of them were known at the start."""
+        """Settings of the sampler that chooses the points; None where a sweep began with all."""
         return self.record.get("search")
 
     @property

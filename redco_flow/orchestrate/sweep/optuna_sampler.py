@@ -1,7 +1,7 @@
 """Ask Optuna for a sweep's next point. Imported only by the process that drives the sweep.
 
-There is no study that lives on: each point is asked of a new one, which is told all earlier points.
-So a point depends only on the seed, its number and these, and a resumed sweep asks for the same.
+Each point comes from a new study in memory, to which all earlier points are added. It depends only
+on them, the seed and its number, so that a resumed sweep gets the same point.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redco_flow.spec.sweep_points import Distribution, Point, Space
 
 @dataclass(frozen=True)
 class Trial:
-    """A point as Optuna is told of it.
+    """A point as a trial of Optuna.
 
     Args:
         overrides: its values.

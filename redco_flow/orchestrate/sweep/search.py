@@ -56,7 +56,7 @@ def require_optuna() -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """How a sampler gives the points of a sweep: `search` in sweep.json.
+    """Settings of the sampler that chooses a sweep's points: `search` in sweep.json.
 
     Args:
         number: of points.
