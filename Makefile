@@ -127,7 +127,7 @@ clean:
 
 # Choose the newest versions that the bounds allow; a change to commit and test on its own.
 constraints:
-	uv pip compile pyproject.toml $(foreach extra,dev docs release reference wandb harness plan-gpu plan-tpu,--extra $(extra)) \
+	uv pip compile pyproject.toml $(foreach extra,dev docs release reference wandb harness optuna plan-gpu plan-tpu,--extra $(extra)) \
 	    --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --quiet --upgrade \
 	    --output-file constraints.txt
 	grep -v '^protobuf==' constraints.txt > .constraints-without-protobuf.txt

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from redco_flow.cli.status import progress_text
-from redco_flow.cli.sweep import state_of_sweep
+from redco_flow.cli.sweep import state_of_sweep, states_without_runs
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import DamagedRecord
 from redco_flow.report.numbers import duration, score, seconds_between, short_moment, state_mark
@@ -111,9 +111,9 @@ class Listing:
         return _with_texts({**row, **now, "progress": "  ".join(running), "seconds": seconds})
 
     def _sweep(self, path: Path, points: Sequence[Row]) -> list[Cell]:
-        sweep = SweepDirectory(path)
         try:
-            record = self._remembered(path, (path / "sweep.json",), lambda: sweep.record)
+            sweep = self._remembered(path, (path / "sweep.json",), lambda: _read_sweep(path))
+            others = states_without_runs(sweep)
             is_driven = find_holder(sweep) is not None
         except (DamagedRecord, OSError) as damage:
             return [Cell(path.name), Cell("", mark="damaged", note=str(damage)), Cell(""), Cell("")]
@@ -121,13 +121,13 @@ class Listing:
             State.WAITING if one["state"] == State.PENDING else one["state"] for one in points
         ]
         goes_on = is_driven or any(one["queued"] for one in points)
-        completed = f"{states.count(State.COMPLETED)} of {len(record['points'])}"
+        completed = f"{states.count(State.COMPLETED)} of {sweep.num_points}"
         stopped = states.count(State.STOPPED_EARLY)
         return [
             Cell(path.name),
-            Cell("", mark=state_of_sweep(states, goes_on=goes_on)),
+            Cell("", mark=state_of_sweep([*states, *others], goes_on=goes_on)),
             Cell(completed, True, note=f"{stopped} stopped early" if stopped else ""),
-            Cell(short_moment(record.get("created_at")), True),
+            Cell(short_moment(sweep.record.get("created_at")), True),
         ]
 
     def _schedule(self, directory: ScheduleDirectory) -> list[Cell]:
@@ -194,6 +194,13 @@ def _directories(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [folder / name for name in names]
+
+
+def _read_sweep(path: Path) -> SweepDirectory:
+    """Return a sweep with its record, which it keeps."""
+    sweep = SweepDirectory(path)
+    _ = sweep.record
+    return sweep
 
 
 def _read_row(run: RunDirectory) -> Row | None:

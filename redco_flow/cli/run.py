@@ -202,7 +202,7 @@ def _run(options: argparse.Namespace) -> int:
             loader,
             lambda planned: _print_point(planned, loader.replaced, as_json=options.json),
         )
-    for option in ("max_parallel", "num_samples", "stop_early"):
+    for option in ("max_parallel", "num_samples", "stop_early", "sampler", "metric"):
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"
             raise UsageError(f"{name} is for a sweep; give --sweep KEY=V1,V2, or leave it out.")

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,7 @@ from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.spec.overrides import PROFILE_PREFIX
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import Lease, find_holder
 from redco_flow.tracking.process_identity import utc_now
@@ -25,6 +26,7 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.control import PlannedPoint
+    from redco_flow.orchestrate.sweep.search import Search
     from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
     from redco_flow.report.compared_run import ComparedRun
     from redco_flow.report.runs_page import RunsPage
@@ -67,13 +69,15 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
         if points[-1]["state"] == State.COMPLETED:
             completed.append(ComparedRun(directory, view=run))
     not_compared = dict(_not_compared(completed))
+    states = [*(point["state"] for point in points), *states_without_runs(sweep)]
+    refused = [one for one in sweep.read_sampled_points() if one.state == "refused"]
     return {
         "sweep": sweep.id,
-        "state": state_of_sweep(
-            [point["state"] for point in points], goes_on=is_driven or is_queued
-        ),
+        "state": state_of_sweep(states, goes_on=is_driven or is_queued),
         "queued": is_queued and not is_driven,
         "points": points,
+        "num_open": sweep.num_open,
+        "refused": [{"point": one.overrides, "message": one.message} for one in refused],
         "best": _best(
             [one for one in points if one["state"] == State.COMPLETED], completed, not_compared
         ),
@@ -87,7 +91,8 @@ def sweep_text(view: dict[str, Any]) -> str:
     done = sum(point["state"] == State.COMPLETED for point in points)
     num_stopped = sum(point["state"] == State.STOPPED_EARLY for point in points)
     stopped = f", {num_stopped} stopped early" if num_stopped else ""
-    lines = [f"{view['sweep']}: {view['state']}  {done} of {len(points)} points completed{stopped}"]
+    num_points = len(points) + len(view["refused"]) + view["num_open"]
+    lines = [f"{view['sweep']}: {view['state']}  {done} of {num_points} points completed{stopped}"]
     shown = _shown_metrics(view)
     rows = [
         [
@@ -104,6 +109,8 @@ def sweep_text(view: dict[str, Any]) -> str:
     for point in points:
         if point["state"] == State.FAILED:
             lines.append(f"{point['run']}: {point['message'].partition(chr(10))[0]}")
+    for one in view["refused"]:
+        lines.append(f"{_named(one['point'])}: refused: {one['message']}")
     for name, best in view["best"].items():
         where = "  ".join(best["point"])
         lines.append(f"{best['is']} {name}: {number(best['value'])}  {where}  ({best['run']})")
@@ -116,6 +123,8 @@ def sweep_text(view: dict[str, Any]) -> str:
         lines.append(
             f"no process drives its runs; `redco-flow resume {view['sweep']}` continues the sweep."
         )
+        if view["num_open"]:
+            lines.append(f"{view['num_open']} points are open; launcher.log says what happened.")
     return "\n".join(lines)
 
 
@@ -207,6 +216,13 @@ def state_of_sweep(states: Sequence[str], *, goes_on: bool) -> str:
     )
 
 
+def states_without_runs(sweep: SweepDirectory) -> list[State]:
+    """Return the states of points that have no run: those refused, and those to be made."""
+    refused = sum(one.state == "refused" for one in sweep.read_sampled_points())
+    still = State.CANCELLED if sweep.cancel_path.exists() else State.WAITING
+    return [State.FAILED] * refused + [still] * sweep.num_open
+
+
 def read_sweep_page(sweep: SweepDirectory) -> RunsPage:
     """Return a sweep's page as it is now."""
     # Imported here: the verbs that never look at a sweep need not pay for it.
@@ -256,6 +272,18 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         help="draws from the distributions of --sweep",
     )
     parser.add_argument(
+        "--sampler",
+        choices=("random", "tpe"),
+        help="random draws all points before the start (default); tpe has Optuna choose each point "
+        "by the scores of those that have ended",
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="METRIC",
+        help="with --sampler tpe: the score, as METRIC or STAGE/METRIC (default: that of "
+        "--stop-early)",
+    )
+    parser.add_argument(
         "--sweep-seed", type=int, default=0, metavar="N", help="seed of those draws (default: 0)"
     )
     parser.add_argument(
@@ -292,7 +320,8 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
         choices=("min", "max"),
-        help="with --stop-early: which value is better, where the stage does not declare it",
+        help="with --stop-early or --metric: which value is better, where the stage does not "
+        "declare it",
     )
 
 
@@ -320,8 +349,12 @@ def run_sweep(
         loader: of the command's options.
         print_plan: for a dry run.
     """
-    from redco_flow.orchestrate.sweep.control import PlannedPoint, plan_points, start_sweep
-    from redco_flow.spec.sweep_points import Samples, read_points
+    from redco_flow.orchestrate.sweep.control import (
+        PlannedPoint,
+        plan_points,
+        start_search,
+        start_sweep,
+    )
 
     points_loaded: list[Loaded] = []
 
@@ -330,14 +363,13 @@ def run_sweep(
         points_loaded.append(loaded)
         return PlannedPoint(point, loaded.pipeline, loaded.profile, loaded.plan)
 
-    samples = Samples(options.num_samples, options.sweep_seed)
-    points = read_points(
-        options.sweep, samples, options.points, lambda line: print(line, file=sys.stderr)
-    )
-    planned = plan_points(points, load_point)
+    planned = plan_points(choose_points(options), load_point)
     workspaces = [loaded.workspace for loaded in points_loaded]
     if len({workspace.root for workspace in workspaces}) > 1:
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
+    is_search = options.sampler == "tpe"
+    if is_search:
+        _refuse_open_settings(planned[0])
     # Points whose programs are equal find the first one's search in the cache.
     chosen = [choose_settings(one, compiles=not options.dry_run) for one in points_loaded]
     notes = dict.fromkeys(note for one in chosen for note in one.notes)
@@ -350,6 +382,20 @@ def run_sweep(
     ]
     early_stopping = _read_early_stopping(options, planned, workspaces[0])
     max_parallel = options.max_parallel or planned[0].profile.max_parallel_stages
+    if is_search:
+        search = _read_search(options, planned, workspaces[0])
+        if options.dry_run:
+            _print_search(search, planned[0], max_parallel, options, print_plan)
+            return 0
+        sweep = start_search(
+            planned,
+            workspaces[0],
+            search,
+            max_parallel=max_parallel,
+            argv=sys.argv,
+            early_stopping=early_stopping,
+        )
+        return _attend_started(sweep, planned[:1], options)
     if options.dry_run:
         for point in planned:
             print_plan(point)
@@ -365,10 +411,106 @@ def run_sweep(
         ahead=options.ahead,
         early_stopping=early_stopping,
     )
+    return _attend_started(sweep, planned, options)
+
+
+def _attend_started(
+    sweep: SweepDirectory, planned: Sequence[PlannedPoint], options: argparse.Namespace
+) -> int:
     pins = dict.fromkeys(pin for point in planned for pin in point.plan.pins)
     sys.stderr.writelines(f"{pin}\n" for pin in pins)
-    sys.stderr.write(f"{sweep.id} started: {len(planned)} points; its files: {sweep.path}\n")
+    sys.stderr.write(f"{sweep.id} started: {sweep.num_points} points; its files: {sweep.path}\n")
     return attend_sweep(sweep, options)
+
+
+def choose_points(options: argparse.Namespace) -> list[Point]:
+    """Return the sweep's points; where a sampler is to choose them, those at the ends."""
+    from redco_flow.spec.sweep_points import Samples, ends_of, read_points, read_space
+
+    if options.sampler != "tpe":
+        if options.metric:
+            raise UsageError("--metric is for --sampler tpe; leave it out.")
+        samples = Samples(options.num_samples, options.sweep_seed)
+        return read_points(
+            options.sweep, samples, options.points, lambda line: print(line, file=sys.stderr)
+        )
+    from redco_flow.orchestrate.sweep.search import require_optuna
+
+    require_optuna()
+    if options.points:
+        raise UsageError("--points gives the points, and --sampler tpe chooses them: omit one.")
+    if options.ahead:
+        raise UsageError(
+            "--ahead submits all points at once, and --sampler tpe chooses each by those before "
+            "it: omit one."
+        )
+    if not options.num_samples:
+        raise UsageError("--sampler tpe needs --num-samples N: the number of points.")
+    if not (options.metric or options.stop_early):
+        raise UsageError("--sampler tpe needs --metric METRIC: the score that chooses points.")
+    space = read_space(options.sweep)
+    if own := [key for key in space if key.startswith(PROFILE_PREFIX)]:
+        raise UsageError(f"--sampler tpe: {own[0]} is no setting of the pipeline; leave it out.")
+    return ends_of(space)
+
+
+def _refuse_open_settings(point: PlannedPoint) -> None:
+    """Raise where a search would have to choose settings again for each point."""
+    from redco_flow.orchestrate.run.fit import searching_stages
+
+    if found := searching_stages(point.pipeline, point.plan):
+        raise UsageError(
+            f"--sampler tpe: stage '{found[0].name}' has `mesh: auto`, which is searched before a "
+            f"sweep starts: write the mesh that `redco-flow plan --fit` finds."
+        )
+
+
+def _read_search(
+    options: argparse.Namespace, ends: Sequence[PlannedPoint], workspace: Workspace
+) -> Search:
+    from redco_flow.orchestrate.sweep.search import Search
+    from redco_flow.orchestrate.sweep.watched_metric import read_watched_metric
+
+    watched = read_watched_metric(
+        "--metric" if options.metric else "--stop-early",
+        options.metric or options.stop_early,
+        [point.pipeline for point in ends],
+        workspace,
+        mode=options.mode,
+    )
+    pipeline = ends[0].pipeline
+    return Search(
+        sampler=options.sampler,
+        seed=options.sweep_seed,
+        number=options.num_samples,
+        settings=options.sweep,
+        **asdict(watched),
+        path=str(pipeline.path),
+        text=pipeline.path.read_text(encoding="utf-8"),
+        overrides=options.overrides,
+        profile_name=options.profile,
+        from_stage=options.from_stage,
+        until_stage=options.until_stage,
+        force=options.force,
+        document=pipeline.document,
+    )
+
+
+def _print_search(
+    search: Search,
+    point: PlannedPoint,
+    max_parallel: int,
+    options: argparse.Namespace,
+    print_plan: Callable[[PlannedPoint], None],
+) -> None:
+    """Print the plan of one point, and what is known of all."""
+    print_plan(point)
+    if options.json:
+        known = {"sampler": search.sampler, "points": search.number, "sweep": search.settings}
+        metric = {"metric": f"{search.stage}/{search.metric}", "mode": search.mode}
+        print(json.dumps({**known, **metric, "at_once": max_parallel}))
+        return
+    print(f"\n--- {search.describe(max_parallel)}")
 
 
 def _read_early_stopping(
@@ -377,7 +519,7 @@ def _read_early_stopping(
     from redco_flow.orchestrate.sweep.watched_metric import read_early_stopping
 
     if not options.stop_early:
-        for option in ("min_steps", "reduction_factor", "mode"):
+        for option in ("min_steps", "reduction_factor", *(() if options.metric else ("mode",))):
             if getattr(options, option):
                 raise UsageError(f"--{option.replace('_', '-')} is for --stop-early METRIC.")
         return None

@@ -1,7 +1,8 @@
 """Read the points of a sweep: a grid of values, random draws, and rows of a file, multiplied.
 
 `--sweep KEY=V1,V2` gives values, `--sweep 'KEY=loguniform(1e-5, 1e-3)'` a distribution, of which
-`--num-samples` draws are taken, and `--points FILE` rows of a CSV or JSON Lines file.
+`--num-samples` draws are taken, and `--points FILE` rows of a CSV or JSON Lines file. A sampler
+that learns from finished points reads the same texts as a space.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from redco_flow.errors import ConfigError, Problem
 from redco_flow.spec.document import COMMAND_LINE
@@ -43,6 +45,88 @@ class Samples:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """A distribution of a setting's values.
+
+    Args:
+        kind: `uniform`, `loguniform`, or `randint` for whole numbers.
+        low, high: the bounds; of `randint`, `high` is the largest number.
+    """
+
+    kind: Literal["uniform", "loguniform", "randint"]
+    low: float
+    high: float
+
+    @classmethod
+    def read(cls, kind: str, low: str, high: str) -> Distribution:
+        """Read `KIND(LOW, HIGH)`, where a whole number is below HIGH.
+
+        Raises:
+            ValueError: there is no such distribution, or its bounds are none.
+        """
+        if kind == "randint":
+            first, last = int(low), int(high)
+            if first >= last:
+                raise ValueError(f"no whole number is at least {first} and below {last}")
+            return cls("randint", first, last - 1)
+        if kind not in ("uniform", "loguniform"):
+            raise ValueError("a distribution is uniform, loguniform or randint; quote a text")
+        lowest, highest = float(low), float(high)
+        if not lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
+            raise ValueError(
+                "the bounds are two numbers, the lower one first; of loguniform above 0"
+            )
+        return cls("uniform" if kind == "uniform" else "loguniform", lowest, highest)
+
+    def draw(self, generator: random.Random) -> str:
+        """Return a value drawn at random."""
+        if self.kind == "randint":
+            return self.text(generator.randint(int(self.low), int(self.high)))
+        if self.kind == "uniform":
+            return self.text(generator.uniform(self.low, self.high))
+        return self.text(math.exp(generator.uniform(math.log(self.low), math.log(self.high))))
+
+    def text(self, value: float) -> str:
+        """Return a value as text, with four significant digits where it is no whole number."""
+        if self.kind == "randint":
+            return str(int(value))
+        text = f"{value:.4g}"
+        return text if self.low <= float(text) <= self.high else repr(value)
+
+
+Space = dict[str, Distribution | list[str]]
+"""By key, a distribution or the values of which a point has one."""
+
+
+def read_space(texts: Sequence[str]) -> Space:
+    """Return the settings of which a sampler chooses each point's values.
+
+    Args:
+        texts: as of `read_points`.
+
+    Raises:
+        ConfigError: every text that is neither a distribution nor different values.
+    """
+    space, problems = _read_settings(texts, ())
+    if problems:
+        raise ConfigError(problems)
+    return space
+
+
+def ends_of(space: Space) -> list[Point]:
+    """Return points that together have both bounds of each distribution and each listed value."""
+    bounds = {
+        key: one if isinstance(one, list) else [one.text(one.low), one.text(one.high)]
+        for key, one in space.items()
+    }
+    number = max(2, *map(len, bounds.values()))
+    return [
+        tuple(f"{key}={values[min(index, len(values) - 1)]}" for key, values in bounds.items())
+        for index in range(number)
+    ]
+
+
 def read_points(
     texts: Sequence[str],
     samples: Samples | None = None,
@@ -63,27 +147,12 @@ def read_points(
         ConfigError: all that is no setting with different values, or no row of settings.
     """
     samples = samples or Samples()
-    drawn: dict[str, Callable[[random.Random], str]] = {}
-    problems: list[Problem] = []
-    axes = []
-    rows, of_rows = _read_rows(file) if file is not None else ([()], [])
-    problems += of_rows
-    for text in texts:
-        key, _, values = text.partition("=")
-        if (found := _DISTRIBUTION.fullmatch(values)) is not None:
-            try:
-                drawn[key.strip()] = _draw_from(*found.groups())
-            except ValueError as error:
-                problems.append(_problem(f"{shown(text)}: {error}"))
-            continue
-        axis = [f"{key.strip()}={value}" for value in _split(values)]
-        problems += _problems(text, axis)
-        axes.append(axis)
-    keys = Counter(text.partition("=")[0].strip() for text in texts)
-    keys.update({override.partition("=")[0] for row in rows for override in row})
-    for key, count in keys.items():
-        if count > 1:
-            problems.append(_problem(f"{shown(key)} is given {count} times: give all its values"))
+    rows, problems = _read_rows(file) if file is not None else ([()], [])
+    settings, of_settings = _read_settings(texts, rows)
+    problems += of_settings
+    drawn = {key: one for key, one in settings.items() if isinstance(one, Distribution)}
+    listed = {key: one for key, one in settings.items() if isinstance(one, list)}
+    axes = [[f"{key}={value}" for value in values] for key, values in listed.items()]
     if bool(drawn) != bool(samples.number):
         what = "needs --num-samples N" if drawn else "has no distribution for --num-samples"
         problems.append(_problem(f"{what}, as in --sweep 'KEY=loguniform(1e-5, 1e-3)'"))
@@ -98,41 +167,38 @@ def read_points(
     return different
 
 
-def _draw_from(kind: str, low: str, high: str) -> Callable[[random.Random], str]:
-    """Return what draws a value, as text with four significant digits.
+def _read_settings(texts: Sequence[str], rows: Iterable[Point]) -> tuple[Space, list[Problem]]:
+    """Return what `--sweep` gives for each key, and what is wrong with it.
 
-    Raises:
-        ValueError: there is no such distribution, or its bounds are none.
+    Args:
+        rows: points of a file, which have other keys.
     """
-    if kind not in ("uniform", "loguniform", "randint"):
-        raise ValueError("a distribution is uniform, loguniform or randint; quote a text")
-    if kind == "randint":
-        first, last = int(low), int(high)
-        if first >= last:
-            raise ValueError(f"no whole number is at least {first} and below {last}")
-        return lambda generator: str(generator.randrange(first, last))
-    lowest, highest = float(low), float(high)
-    if not lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
-        raise ValueError("the bounds are two numbers, the lower one first; of loguniform above 0")
+    space: Space = {}
+    problems: list[Problem] = []
+    for text in texts:
+        key, _, values = text.partition("=")
+        key = key.strip()
+        if (found := _DISTRIBUTION.fullmatch(values)) is not None:
+            try:
+                space[key] = Distribution.read(*found.groups())
+            except ValueError as error:
+                problems.append(_problem(f"{shown(text)}: {error}"))
+            continue
+        space[key] = _split(values)
+        problems += _problems(text, [f"{key}={value}" for value in _split(values)])
+    keys = Counter(text.partition("=")[0].strip() for text in texts)
+    keys.update({override.partition("=")[0] for row in rows for override in row})
+    for key, count in keys.items():
+        if count > 1:
+            problems.append(_problem(f"{shown(key)} is given {count} times: give all its values"))
+    return space, problems
 
-    def draw(generator: random.Random) -> str:
-        if kind == "uniform":
-            value = generator.uniform(lowest, highest)
-        else:
-            value = math.exp(generator.uniform(math.log(lowest), math.log(highest)))
-        text = f"{value:.4g}"
-        return text if lowest <= float(text) <= highest else repr(value)
 
-    return draw
-
-
-def _draws(
-    drawn: Mapping[str, Callable[[random.Random], str]], samples: Samples
-) -> Iterator[Point]:
+def _draws(drawn: Mapping[str, Distribution], samples: Samples) -> Iterator[Point]:
     """Draw all settings together, sample by sample: more samples begin with the same ones."""
     generator = random.Random(samples.seed)  # noqa: S311
     for _ in range(samples.number):
-        yield tuple(f"{key}={draw(generator)}" for key, draw in drawn.items())
+        yield tuple(f"{key}={one.draw(generator)}" for key, one in drawn.items())
 
 
 def _read_rows(path: Path) -> tuple[list[Point], list[Problem]]:

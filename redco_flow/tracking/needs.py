@@ -196,7 +196,8 @@ def _held_by_sweeps(
         points = {point.run for point in sweep.points}
         present = {run for run in points if is_gone.get(run) is False}
         is_live = find_holder(RunDirectory(sweep.path)) is not None
-        if is_live or not (points <= completed or present <= set(chosen)):
+        is_completed = points <= completed and not sweep.num_open
+        if is_live or not (is_completed or present <= set(chosen)):
             for run in present:
                 yield run, f"sweep {sweep.id} is not completed"
 

@@ -1,9 +1,9 @@
 """One sweep as a directory: which runs are its trials. Their states are in the runs themselves.
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
-of the process that starts the runs, and early_stopping.jsonl with its decisions; cancel.json by the
-process that asks for the end. A stage that another run of the sweep computes has that attempt's
-name in `shared.json`.
+of the process that starts the runs, early_stopping.jsonl with its decisions, points.jsonl with the
+points that a sampler has given it; cancel.json by the process that asks for the end. A stage that
+another run of the sweep computes has that attempt's name in `shared.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Required, TypedDict, cast
+from typing import Any, Literal, Required, TypedDict, cast
 
 from redco_flow.errors import UsageError
 from redco_flow.records import append_json_line, write_json
@@ -48,6 +48,7 @@ class SweepRecord(TypedDict, total=False):
     max_parallel: Required[int]
     ahead: bool
     early_stopping: dict[str, Any] | None
+    search: dict[str, Any] | None  # absent up to 0.2.0
     points: Required[list[PointRecord]]
 
 
@@ -84,6 +85,25 @@ class RungDecision:
     cutoff: float | None
     is_stopped: bool
     reason: str
+
+
+@dataclass(frozen=True)
+class SampledPoint:
+    """A line of points.jsonl: a point that a sampler has given; the last line of a number counts.
+
+    Args:
+        number: 0 is the first.
+        run: the point's; "" where it repeats an earlier one.
+        state: `asked` before the run is written, and `made` after that; `refused` where the
+            settings cannot be a run; `repeated` where an earlier point has the same values.
+        message: why it is refused.
+    """
+
+    number: int
+    run: str
+    overrides: list[str]
+    state: Literal["asked", "made", "refused", "repeated"]
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,12 +147,15 @@ class SweepDirectory:
         argv: Sequence[str],
         ahead: bool = False,
         early_stopping: Mapping[str, Any] | None = None,
+        search: Mapping[str, Any] | None = None,
     ) -> None:
         """Write sweep.json.
 
         Args:
+            points: none where a sampler gives them.
             ahead: queue the jobs of all points at once.
             early_stopping: how trainings are stopped early, if they are.
+            search: settings of the sampler that chooses the points, if one does.
         """
         record = {
             "id": self.id,
@@ -141,6 +164,7 @@ class SweepDirectory:
             "max_parallel": max_parallel,
             "ahead": ahead,
             "early_stopping": dict(early_stopping) if early_stopping else None,
+            "search": dict(search) if search else None,
             "points": [asdict(point) for point in points],
         }
         write_json(self._record_path, record)
@@ -161,9 +185,48 @@ class SweepDirectory:
         return bool(self.record.get("ahead"))
 
     @property
+    def search(self) -> dict[str, Any] | None:
+        """Settings of the sampler that chooses the points; None where a sweep began with all."""
+        return self.record.get("search")
+
+    @property
     def points(self) -> list[SweepPoint]:
-        """The sweep's points, in the order of the grid."""
-        return [SweepPoint(one["run"], one["overrides"]) for one in self.record["points"]]
+        """The sweep's points, in the order of the grid, or as a sampler gave them so far."""
+        if self.search is None:
+            return [SweepPoint(one["run"], one["overrides"]) for one in self.record["points"]]
+        sampled = self.read_sampled_points()
+        return [SweepPoint(one.run, one.overrides) for one in sampled if one.state == "made"]
+
+    @property
+    def num_points(self) -> int:
+        """The number of points that the sweep was started with."""
+        return len(self.record["points"]) if self.search is None else int(self.search["number"])
+
+    @property
+    def num_open(self) -> int:
+        """The number of points that a sampler is still to give."""
+        if self.search is None:
+            return 0
+        given = [one for one in self.read_sampled_points() if one.state != "asked"]
+        return self.num_points - len(given)
+
+    def read_sampled_points(self) -> list[SampledPoint]:
+        """Return the points that a sampler has given, in their order.
+
+        Raises:
+            DamagedRecord: a line is damaged; names it.
+        """
+        path = self._sampled_path
+        lines = read_record_lines(path, SampledPoint) if path.exists() else ()
+        return list({one.number: one for one in lines}.values())
+
+    def add_sampled_point(self, point: SampledPoint) -> None:
+        """Record a point that a sampler has given; only the holder of the sweep's lease may.
+
+        Raises:
+            OSError: the disk is full or read-only; names the path. The file is as it was.
+        """
+        _append(self._sampled_path, point)
 
     def run_of(self, point: SweepPoint) -> RunDirectory:
         """Return a point's run."""
@@ -204,14 +267,11 @@ class SweepDirectory:
         Raises:
             OSError: the disk is full or read-only; names the path. The file is as it was.
         """
-        path = self._decisions_path
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            append_json_line(path, asdict(decision))
-        except OSError:
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise
+        _append(self._decisions_path, decision)
+
+    @property
+    def _sampled_path(self) -> Path:
+        return self.path / "points.jsonl"
 
     @property
     def _decisions_path(self) -> Path:
@@ -220,6 +280,16 @@ class SweepDirectory:
     @property
     def _record_path(self) -> Path:
         return self.path / "sweep.json"
+
+
+def _append(path: Path, record: RungDecision | SampledPoint) -> None:
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        append_json_line(path, asdict(record))
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:

@@ -245,6 +245,8 @@ def _directory_of(record: OpenRecord) -> RunDirectory | SweepDirectory:
 def _has_ended(run: RunDirectory | SweepDirectory) -> bool:
     try:
         runs = run.runs if isinstance(run, SweepDirectory) else [run]
+        if isinstance(run, SweepDirectory) and run.num_open and not run.cancel_path.exists():
+            return False
         return all(one.read_state()["state"] in ENDED_RUN_STATES for one in runs)
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -287,7 +289,7 @@ def _end_of(run: RunDirectory | SweepDirectory) -> tuple[str, str | None]:
         state = run.read_state()
         return state["state"], state.get("message") or None
     count = Counter(one.read_state()["state"] for one in run.runs)
-    is_over = count.keys() <= {*_ENDS_WORST_FIRST}
+    is_over = count.keys() <= {*_ENDS_WORST_FIRST} and not run.num_open
     worst = next(end for end in _ENDS_WORST_FIRST if end in count) if is_over else "open"
     return worst, ", ".join(f"{number} {state}" for state, number in count.most_common())
 

@@ -108,7 +108,7 @@ class SweepPage:
         parameters = {
             "pipeline": given["pipeline_path"],
             "profile": given["profile"],
-            "points": len(record["points"]),
+            "points": self._sweep.num_points,
             "max_parallel": record["max_parallel"],
         }
         flow_run = client.create_flow_run(

@@ -22,6 +22,7 @@ from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.locks import Lease, acquire
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.typed_records import check_shape, read_record
 
 if TYPE_CHECKING:
@@ -229,8 +230,8 @@ class LaunchRecord:
         )
 
     @classmethod
-    def read(cls, run: RunDirectory) -> LaunchRecord:
-        """Read a run's record.
+    def read(cls, run: RunDirectory | SweepDirectory) -> LaunchRecord:
+        """Read the record of a run, or of a sweep whose runs are made one by one.
 
         Raises:
             DamagedRecord: it is damaged or gone.
@@ -253,10 +254,10 @@ class LaunchRecord:
 
         return str(self.profile.get("launcher", LOCAL_LAUNCHER))  # absent up to 0.2.0
 
-    def write(self, run: RunDirectory) -> None:
-        """Write it into a new run's directory."""
+    def write(self, run: RunDirectory | SweepDirectory) -> None:
+        """Write it into the directory of a new run or sweep."""
         write_json(_path(run), asdict(self))
 
 
-def _path(run: RunDirectory) -> Path:
+def _path(run: RunDirectory | SweepDirectory) -> Path:
     return run.path / "launch.json"

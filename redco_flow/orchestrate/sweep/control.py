@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, UsageError
+from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended, is_driven
 from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.orchestrate.run.plan import Plan
@@ -26,6 +27,7 @@ from redco_flow.orchestrate.run.start import (
     write_run,
 )
 from redco_flow.orchestrate.run.state import LaunchRecord
+from redco_flow.orchestrate.sweep.search import Search, require_optuna
 from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
 from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedPipeline
@@ -100,14 +102,7 @@ def start_sweep(
             run.
         RedcoFlowError: the process did not come up.
     """
-    for point in planned:
-        check_run(point.pipeline, point.profile, point.plan)
-    if any(point.profile.launcher != LOCAL_LAUNCHER for point in planned):
-        raise UsageError(
-            f"a sweep is driven by a process on this machine, not by a job (launcher: "
-            f"{planned[0].profile.launcher}): add --launcher {LOCAL_LAUNCHER}. Where jobs can wait "
-            f"for each other, those of all points are queued at once, and that process may end."
-        )
+    _check(planned)
     ahead = goes_ahead(planned, workspace, asked=ahead)
     sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
     code = CodeState.read(Path.cwd())
@@ -133,6 +128,56 @@ def start_sweep(
     sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead, early_stopping=settings)
     _spawn(sweep)
     return sweep
+
+
+def start_search(
+    ends: Sequence[PlannedPoint],
+    workspace: Workspace,
+    search: Search,
+    *,
+    max_parallel: int,
+    argv: Sequence[str],
+    early_stopping: SuccessiveHalving | None = None,
+) -> SweepDirectory:
+    """Start the process that makes and starts the points of a sweep, each by those before it.
+
+    Args:
+        ends: points at the ends of all distributions, which become no runs.
+        search: how the points are chosen.
+        max_parallel, early_stopping: as of `start_sweep`.
+
+    Raises:
+        UsageError, DoesNotFit, WorkspaceError: there can be no such runs; there is no sweep.
+        RedcoFlowError: the process did not come up.
+    """
+    _check(ends)
+    refuse_full_disk(workspace.root)
+    sweep = SweepDirectory.create(workspace, ends[0].pipeline.name)
+    LaunchRecord.of_this_process(
+        workspace.root, ends[0].profile, stage_profiles=ends[0].pipeline.profiles
+    ).write(sweep)
+    settings = asdict(early_stopping) if early_stopping is not None else None
+    sweep.write(
+        (),
+        max_parallel=max_parallel,
+        argv=argv,
+        early_stopping=settings,
+        search=asdict(search),
+    )
+    _spawn(sweep)
+    return sweep
+
+
+def _check(planned: Sequence[PlannedPoint]) -> None:
+    """Raise where the run of a point cannot be one of a sweep."""
+    for point in planned:
+        check_run(point.pipeline, point.profile, point.plan)
+    if any(point.profile.launcher != LOCAL_LAUNCHER for point in planned):
+        raise UsageError(
+            f"a sweep is driven by a process on this machine, not by a job (launcher: "
+            f"{planned[0].profile.launcher}): add --launcher {LOCAL_LAUNCHER}. Where jobs can wait "
+            f"for each other, those of all points are queued at once, and that process may end."
+        )
 
 
 def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: bool) -> bool:
@@ -170,7 +215,9 @@ def resume_sweep(sweep: SweepDirectory) -> None:
     states = {run: unless_damaged(run.read_state) for run in sweep.runs}
     done = (State.COMPLETED, State.STOPPED_EARLY)
     left = [run for run, state in states.items() if state and state["state"] not in done]
-    if not left:
+    if sweep.num_open:
+        require_optuna()
+    elif not left:
         raise UsageError(
             f"sweep {sweep.id}: every run of it is completed or was stopped early; nothing to "
             f"resume. `redco-flow resume RUN` continues a run that was stopped early."
@@ -191,14 +238,14 @@ def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
         UsageError: all of them have ended.
     """
     left = [run for run in sweep.runs if not has_ended(run)]
-    if not left:
+    if not left and not sweep.num_open:
         raise UsageError(f"sweep {sweep.id} has ended already.")
     request_cancel(sweep, reason)
     unseen: set[str] = set()
     while is_driven(sweep, unseen):
         time.sleep(_POLL_SECONDS)
     # The last first: of points that wait for others, none begins meanwhile.
-    cancel_runs(reversed(left), reason)
+    cancel_runs(reversed(sweep.runs), reason)
 
 
 def request_cancel(sweep: SweepDirectory, reason: str) -> None:
@@ -221,7 +268,7 @@ def _spawn(sweep: SweepDirectory) -> None:
         sweep,
         f"sweep {sweep.id}",
         ["redco_flow.orchestrate.sweep.process", str(sweep.path)],
-        LaunchRecord.read(sweep.runs[0]),
+        LaunchRecord.read(sweep if sweep.search is not None else sweep.runs[0]),
         # Runs of reused stages may be over before we look.
-        is_over=lambda: all(map(has_ended, sweep.runs)),
+        is_over=lambda: not sweep.num_open and all(map(has_ended, sweep.runs)),
     )

@@ -6,23 +6,18 @@ after a `kill -9` continues with the same decisions.
 
 from __future__ import annotations
 
-import json
-import math
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import reattach
 from redco_flow.orchestrate.run.cancel import Log, has_ended
+from redco_flow.orchestrate.sweep.logged_metric import LoggedMetric
 from redco_flow.orchestrate.sweep.successive_halving import Measurement, SuccessiveHalving, decide
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import RungDecision, SweepDirectory
-from redco_flow.tracking.typed_records import unless_damaged
 
 # A second request kills at once: one that another process may have sent gets its grace first.
 _SECONDS_TO_STOP = 60.0
@@ -40,11 +35,11 @@ class EarlyStopping:
         self._sweep = sweep
         self._log = log
         self._halving = SuccessiveHalving(**sweep.record["early_stopping"])
+        self._logged = LoggedMetric(self._halving.stage, self._halving.metric, log)
         self._decisions = sweep.read_decisions()
         self._stops = {one.run: one for one in self._decisions if one.is_stopped}
         self._watched: list[RunDirectory] = []
         self._found: list[Measurement] = []
-        self._offsets: dict[tuple[str, Path], int] = {}
         self._asked: set[AttemptDirectory] = set()
         self._not_before = dict.fromkeys(self._stops, time.monotonic() + _SECONDS_TO_STOP)
 
@@ -62,7 +57,7 @@ class EarlyStopping:
     def look(self) -> None:
         """Read what was logged since the last call, decide, and cancel the jobs to be stopped."""
         ended = [run for run in self._watched if has_ended(run)]
-        self._found += [one for run in self._watched for one in self._measurements(run)]
+        self._found += [one for run in self._watched for one in self._logged.read_new(run)]
         try:
             for decision in decide(self._halving, self._found, list(self._decisions)):
                 self._record(decision)
@@ -102,63 +97,3 @@ class EarlyStopping:
             reattach(job).cancel(check=False)
             self._asked.add(attempt)
             self._log(f"{run.id} is {stop.reason}")
-
-    def _measurements(self, run: RunDirectory) -> Iterator[Measurement]:
-        for attempt, number in self._attempts(run):
-            for record in self._new_records(run, attempt.metrics_path):
-                step, found = record.get("step"), _find(record, self._halving.metric)
-                if isinstance(step, int) and found:
-                    yield Measurement(str(record.get("time")), run.id, step, number, found[0])
-
-    def _attempts(self, run: RunDirectory) -> list[tuple[AttemptDirectory, int]]:
-        """Return the attempts with their numbers: 0 for those whose result the run reuses."""
-        stage = self._halving.stage
-        if own := run.attempts(stage):
-            return [(attempt, attempt.number) for attempt in own]
-        state = unless_damaged(run.read_state) or {}
-        made_by = state.get("stages", {}).get(stage, {}).get("made_by")
-        if not made_by:
-            return []
-        maker = RunDirectory(run.path.parent / made_by["run"])
-        return [(attempt, 0) for attempt in maker.attempts(made_by["stage"])]
-
-    def _new_records(self, run: RunDirectory, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield the records of the lines that are whole and were not read before."""
-        offset = self._offsets.get((run.id, path), 0)
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                content = file.read()
-        except OSError:  # not there yet, or the file system does not answer: read at the next look
-            return
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offsets[run.id, path] = offset + len(whole)
-        for line in whole.splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                self._log(f"{path} has a damaged line, which is left out")
-                continue
-            if isinstance(record, dict):
-                yield record
-
-
-def _find(record: Mapping[str, Any], metric: str) -> tuple[float | None] | None:
-    """Return the value of a metric in a record, None for one that is not a finite number.
-
-    Args:
-        metric: `val/KEY` of an evaluation, `train/KEY` of a training step, or `KEY` of either.
-    """
-    group, _, key = metric.partition("/")
-    if group not in ("train", "val"):
-        group, key = "", metric
-    scores = record.get("metrics")
-    is_evaluation = isinstance(scores, Mapping)
-    values = scores if isinstance(scores, Mapping) else record
-    if group == ("train" if is_evaluation else "val") or key not in values:
-        return None
-    value = values[key]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    with suppress(OverflowError):
-        return (float(value) if is_number and math.isfinite(value) else None,)
-    return (None,)

@@ -1,7 +1,8 @@
 """The process that drives a sweep's runs: `python -m redco_flow.orchestrate.sweep.process SWEEP`.
 
 Detached, so it outlives the terminal. Drives each run that has not ended and has no orchestrator,
-at most `max_parallel` at a time, all in this process. If it dies, jobs run on, and `resume_sweep`
+at most `max_parallel` at a time, all in this process; where a sampler chooses the points, it makes
+the next one when there is room for it. If the process dies, jobs run on, and `resume_sweep`
 continues the runs.
 
 Where the cluster supports job dependencies, the jobs of all points are submitted first. From then
@@ -35,6 +36,7 @@ from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.orchestrate.sweep.control import PlannedPoint, request_cancel
 from redco_flow.orchestrate.sweep.early_stopping import EarlyStopping
+from redco_flow.orchestrate.sweep.search import PointMaker
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
@@ -87,15 +89,21 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
     stopped = {run.id for run in waiting if early is not None and early.has_stopped(run)}
     to_submit = [run for run in waiting if run.id not in stopped]
     jobs = _submit(sweep, to_submit, driver) if sweep.is_ahead else {}
+    maker = PointMaker(sweep, _log) if sweep.search is not None else None
     while not sweep.cancel_path.exists() and not driver.is_stopped:
         if early is not None:
             early.look()
         elsewhere = [run for run in elsewhere if find_holder(run) is not None]
         num_at_work = driver.num_driving + len(elsewhere)
-        if not waiting and not num_at_work:
-            return
         looked_at = time.monotonic()
         has_room = num_at_work < sweep.record["max_parallel"]
+        if maker is not None and not waiting and has_room:
+            if maker.is_open:
+                maker = maker if _make_point(maker, waiting) else None
+                continue
+            maker = None
+        if not waiting and not num_at_work:
+            return
         ready = next((run for run in waiting if _is_ready(run, jobs)), None) if has_room else None
         if ready is None:
             # Of thousands of points a look takes its time.
@@ -110,6 +118,17 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
         elif early is not None:
             early.watch(ready)
         driver.wait_for_an_end(0)
+
+
+def _make_point(maker: PointMaker, waiting: list[RunDirectory]) -> bool:
+    """Add the next point's run to `waiting`; return whether further points can be made."""
+    try:
+        run = maker.make()
+    except (RedcoFlowError, OSError) as error:
+        _log(f"no further points until the sweep is resumed: {error}")
+        return False
+    waiting += [run] if run is not None else []
+    return True
 
 
 def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:

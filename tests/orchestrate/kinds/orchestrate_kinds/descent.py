@@ -39,7 +39,7 @@ def logged_metrics(config):
 
 
 def run(context: StageContext, config: Config) -> StageOutputs:
-    """Step, save, log; after the first step wait for the file `go-LOSS`."""
+    """Step, save, log; after each step wait for the file `go-LOSS` or `go`."""
     folder, saved = Path(config.folder), context.work_dir / "checkpoint.json"
     step = json.loads(saved.read_text())["total"] if saved.exists() else 0
     note_execution(folder / f"from-{step}-{config.loss}", context)
@@ -49,7 +49,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         context.report(phase="training", step=step)
         record = {"kind": "evaluation", "step": step, "metrics": {"loss": config.loss / step}}
         context.log_metrics(record)
-        while not (folder / f"go-{config.loss}").exists():
+        while not any((folder / name).exists() for name in ("go", f"go-{config.loss}")):
             if context.stop_requested():
                 _wait_while_held(folder)
             context.raise_if_stopped()

@@ -1,0 +1,239 @@
+"""Make the points of a sweep one by one, each chosen from those that have ended (ask and tell).
+
+Used by the sweep's process. What it knows is in files: sweep.json has all that reading a point
+takes, points.jsonl the points so far, and their runs how they ended. A point is recorded before its
+run is written, so the next process after a `kill -9` makes the same point.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from redco_flow.errors import ConfigError, DoesNotFit, UsageError
+from redco_flow.orchestrate.pins.aliases import AliasPins
+from redco_flow.orchestrate.pins.hub import HubPins
+from redco_flow.orchestrate.run.cancel import Log, has_ended
+from redco_flow.orchestrate.run.device_checks import check_devices
+from redco_flow.orchestrate.run.ingredients import CodeState
+from redco_flow.orchestrate.run.plan import Plan, make_plan
+from redco_flow.orchestrate.run.start import write_run
+from redco_flow.orchestrate.run.state import LaunchRecord
+from redco_flow.orchestrate.sweep.logged_metric import LoggedMetric
+from redco_flow.orchestrate.sweep.successive_halving import Mode
+from redco_flow.spec.load import PipelineFile, ResolvedPipeline, load_pipeline
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.sweep_points import ends_of, read_space
+from redco_flow.spec.yaml import parse_yaml
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.results import differences
+from redco_flow.tracking.run_directory import RunDirectory, new_run_id
+from redco_flow.tracking.sweep_directory import SampledPoint, SweepDirectory
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from redco_flow.orchestrate.sweep.optuna_sampler import Trial
+
+
+def require_optuna() -> None:
+    """Raise where Optuna is not installed.
+
+    Raises:
+        UsageError: says what to do.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise UsageError(
+            "--sampler tpe needs the package optuna, which is not installed: "
+            "pip install 'redco-flow[optuna]'."
+        )
+
+
+@dataclass(frozen=True)
+class Search:
+    """Settings of the sampler that chooses a sweep's points: `search` in sweep.json.
+
+    Args:
+        number: of points.
+        settings: the texts of `--sweep`.
+        stage, metric, mode: what is minimized or maximized.
+        path, text: the pipeline's file, as it was at the start.
+        overrides, profile_name, from_stage, until_stage, force: as the user gave them.
+        document: the pipeline at the first of `ends_of` the settings, as it was at the start.
+    """
+
+    sampler: Literal["tpe"]
+    seed: int
+    number: int
+    settings: Sequence[str]
+    stage: str
+    metric: str
+    mode: Mode
+    path: str
+    text: str
+    overrides: Sequence[str]
+    profile_name: str
+    from_stage: str | None
+    until_stage: str | None
+    force: Sequence[str]
+    document: dict[str, Any]
+
+    def describe(self, max_parallel: int) -> str:
+        """For people."""
+        what = f"{'lowest' if self.mode == 'min' else 'highest'} {self.stage}/{self.metric}"
+        head = f"{self.number} points, at most {max_parallel} at a time, by {self.sampler} for the"
+        return "\n".join([f"{head} {what}:", *(f"  {text}" for text in self.settings)])
+
+
+class PointMaker:
+    """Makes the points of one sweep.
+
+    Args:
+        sweep: its lease is held by this process.
+        log: takes a line on each point that becomes no run.
+    """
+
+    def __init__(self, sweep: SweepDirectory, log: Log) -> None:
+        assert sweep.search is not None
+        self._sweep = sweep
+        self._log = log
+        self._search = Search(**sweep.search)
+        self._space = read_space(self._search.settings)
+        self._launch = LaunchRecord.read(sweep)
+        self._workspace = Workspace(Path(self._launch.workspace))
+        self._hub, self._aliases = HubPins(), AliasPins()
+        self._ended: dict[str, Trial] = {}
+        self._is_checked = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are points to be made."""
+        return self._sweep.num_open > 0
+
+    def make(self) -> RunDirectory | None:
+        """Choose the next point and write its run; None where it becomes no run.
+
+        Raises:
+            RedcoFlowError: no point can be made now; says why.
+            OSError: the disk is full or read-only; names the path.
+        """
+        if not self._is_checked:
+            self._refuse_changes()
+            self._is_checked = True
+        points = self._sweep.read_sampled_points()
+        if points and points[-1].state == "asked":
+            return self._write(points[-1])
+        overrides = self._ask(points)
+        if any(one.overrides == overrides for one in points):
+            self._sweep.add_sampled_point(SampledPoint(len(points), "", overrides, "repeated"))
+            self._log(f"point {len(points)} repeats an earlier one: {'  '.join(overrides)}")
+            return None
+        run_id = new_run_id(self._search.document["name"])
+        point = SampledPoint(len(points), run_id, overrides, "asked")
+        self._sweep.add_sampled_point(point)
+        return self._write(point)
+
+    def _ask(self, points: Sequence[SampledPoint]) -> list[str]:
+        # Imported here: a process that only ends a sweep's runs needs no Optuna.
+        from redco_flow.orchestrate.sweep.optuna_sampler import suggest
+
+        trials = list(map(self._trial, points))
+        return list(suggest(self._space, trials, seed=self._search.seed, mode=self._search.mode))
+
+    def _trial(self, point: SampledPoint) -> Trial:
+        """Return a point as it is now; how it ended is read once."""
+        from redco_flow.orchestrate.sweep.optuna_sampler import Trial
+
+        if point.state != "made":  # Optuna leaves failed ones out
+            return Trial(point.overrides, "fail")
+        if point.run in self._ended:
+            return self._ended[point.run]
+        run = RunDirectory(self._workspace.runs / point.run)
+        if not has_ended(run):
+            return Trial(point.overrides, "running")
+        state = run.read_state()["state"]
+        logged = LoggedMetric(self._search.stage, self._search.metric, self._log)
+        found = sorted(logged.read_new(run), key=lambda one: (one.step, one.attempt))
+        value, step = (found[-1].value, found[-1].step) if found else (None, 0)
+        if state == State.STOPPED_EARLY:
+            trial = Trial(point.overrides, "pruned", value, step)
+        elif state == State.COMPLETED and value is not None:
+            trial = Trial(point.overrides, "complete", value, step)
+        else:
+            if state == State.COMPLETED:
+                self._log(f"{run.id} counts as failed: it has no {self._search.metric}")
+            trial = Trial(point.overrides, "fail")
+        self._ended[point.run] = trial
+        return trial
+
+    def _write(self, point: SampledPoint) -> RunDirectory | None:
+        run = RunDirectory(self._workspace.runs / point.run)
+        if run.path.exists():  # a process was killed while it wrote it
+            half = run.path.with_name(f".{run.id}.removed")
+            shutil.rmtree(run.path.rename(half))
+        try:
+            pipeline, plan = self._load(point.overrides)
+        except (ConfigError, DoesNotFit) as error:
+            self._load(ends_of(self._space)[0])  # raises where it is no fault of the point's
+            refused = replace(point, state="refused", message=str(error))
+            self._sweep.add_sampled_point(refused)
+            self._log(f"point {point.number} is refused: {error}")
+            return None
+        made = write_run(
+            pipeline,
+            self._profile,
+            self._workspace,
+            plan,
+            profile_name=self._search.profile_name,
+            overrides=[*self._search.overrides, *point.overrides],
+            argv=self._sweep.record["argv"],
+            sweep=self._sweep.id,
+            run_id=point.run,
+            code=CodeState.read(Path.cwd()),
+            like=next(iter(self._sweep.runs), None),
+        )
+        self._sweep.add_sampled_point(replace(point, state="made"))
+        return made
+
+    @cached_property
+    def _file(self) -> PipelineFile:
+        path = self._search.path
+        document, problems = parse_yaml(self._search.text, path)
+        return PipelineFile(Path(path), document, tuple(problems))
+
+    @cached_property
+    def _profile(self) -> Profile:
+        workspace = str(self._workspace.root)
+        return Profile.from_record({**self._launch.profile, "workspace": workspace})
+
+    def _load(self, overrides: Sequence[str]) -> tuple[ResolvedPipeline, Plan]:
+        search = self._search
+        everything = [*search.overrides, *overrides]
+        pipeline = load_pipeline(self._file, everything, self._profile, looks_into_data=True)
+        pipeline, hub = self._hub.pinned(pipeline, self._workspace)
+        pipeline, aliases = self._aliases.pinned(pipeline, self._workspace)
+        plan = make_plan(
+            pipeline,
+            self._workspace,
+            from_stage=search.from_stage,
+            until_stage=search.until_stage,
+            force=search.force,
+        )
+        check_devices(pipeline, self._profile, plan, os.environ)
+        return pipeline, replace(plan, hub=hub, aliases=aliases)
+
+    def _refuse_changes(self) -> None:
+        """Raise where the same settings now mean another pipeline than at the sweep's start."""
+        now = self._load(ends_of(self._space)[0])[0].document
+        for one in differences(self._search.document, now):
+            raise UsageError(
+                f"{self._sweep.id} gets no further points, which would differ from those before: "
+                f"'{one.key}' was {one.old!r} and is {one.new!r}. A variable of the environment, "
+                f"an alias, a revision on the hub or redco-flow has changed. Restore it and "
+                f"`redco-flow resume {self._sweep.id}`, or start another sweep."
+            )
