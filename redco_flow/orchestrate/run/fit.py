@@ -47,6 +47,7 @@ _EXAMPLES = "such as h100x8, a100-40gx4 or v5p:2x2x2"
 _MOST_GIB = 12.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _DATASET = "dataset"
+_OF_THE_JOB = {"resources", "runs_on", "group"}  # of which the target is what a program knows
 _OF_A_SEARCH = ("chosen", "candidates", "search_notes", "devices", "choice")
 # What a profile may set of the compiler, for the worker and here.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", *SHARE_VARIABLES)
@@ -253,7 +254,7 @@ def _request(stage: ResolvedStage, planned: Planned) -> tuple[dict[str, Any], di
     config = stage.config.model_copy(update=dict.fromkeys(_searched(stage), "auto"))
     request: dict[str, Any] = {
         "stage": stage.name,
-        "config": config.model_dump(mode="json", exclude=ignored),
+        "config": config.model_dump(mode="json", exclude=ignored | _OF_THE_JOB),
         "inputs": sorted(slot for slot, refs in stage.inputs.items() if refs),
         "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
     }

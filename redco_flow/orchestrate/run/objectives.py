@@ -62,12 +62,10 @@ class Option:
         if best := next(iter(fit.get("candidates", ())), None):
             mesh = " ".join(best["overrides"]) or mesh
             fits, seconds = best["fits"], best["step_seconds"]
-        refusal = "" if seconds else "step time not known"
+        found = cls(target, mesh, fit["num_devices"], seconds, fit["num_steps"])
         if not fits:
-            seconds, refusal = None, "does not fit"
-        return cls(
-            target, mesh, fit["num_devices"], seconds, fit["num_steps"], refusal=refusal
-        )  # fmt: skip
+            return replace(found, step_seconds=None, refusal="does not fit")
+        return found if seconds else replace(found, refusal="step time not known")
 
     @property
     def seconds(self) -> float | None:
