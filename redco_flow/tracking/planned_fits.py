@@ -31,7 +31,7 @@ class PlannedStepTime(TypedDict, total=False):
 
 
 class Choice(TypedDict, total=False):
-    """Why a training got its number of devices.
+    """The choice of the number of devices of a training.
 
     `objective` is the value of `mesh` that was followed, `requested` the devices that the pipeline
     requests, and the times, in ISO 8601, are of its job, where its cluster expected a start.
