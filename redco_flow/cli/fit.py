@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.cli.text import columns, duration, number
+from redco_flow.cli.text import columns, duration, moment, number
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -19,6 +19,7 @@ from redco_flow.tracking.results import find_result
 if TYPE_CHECKING:
     from redco_flow.cli.loading import Loaded
     from redco_flow.orchestrate.run.fit import Planned
+    from redco_flow.orchestrate.run.objectives import ExpectedStarts
     from redco_flow.spec.load import ResolvedStage
 
 
@@ -96,6 +97,14 @@ class Chosen:
     fits: Mapping[str, dict[str, Any]]
     notes: tuple[str, ...]
 
+    def with_choices(self, fits: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return figures for the run's record with how the numbers of devices were chosen."""
+        choices = {name: fit["choice"] for name, fit in self.fits.items() if "choice" in fit}
+        return {
+            name: {**fit, "choice": choices[name]} if name in choices else fit
+            for name, fit in fits.items()
+        }
+
     def say(self) -> Loaded:
         """Write the notes to standard error; return the run."""
         sys.stderr.writelines(f"note: {note}\n" for note in self.notes)
@@ -103,7 +112,12 @@ class Chosen:
 
 
 def choose_settings(
-    loaded: Loaded, *, compiles: bool, target: str | None = None, to_run: bool = True
+    loaded: Loaded,
+    *,
+    compiles: bool,
+    target: str | None = None,
+    to_run: bool = True,
+    starts: ExpectedStarts | None = None,
 ) -> Chosen:
     """Decide what trainings leave to a search (`mesh: auto`).
 
@@ -112,6 +126,7 @@ def choose_settings(
         target: the devices; None: those of the stages' profiles.
         to_run: search only for stages that will run, and raise where a search fails; else its
             figures are the error.
+        starts: as asked for before; None: those that are needed are asked for.
 
     Raises:
         ConfigError: a profile does not name the devices.
@@ -119,34 +134,38 @@ def choose_settings(
         UsageError: a search failed.
     """
     from redco_flow.orchestrate.run import fit as fitting
+    from redco_flow.orchestrate.run.objectives import ExpectedStarts
 
     searching = fitting.searching_stages(loaded.pipeline, loaded.plan)
     if not searching:
         return Chosen(loaded, {}, ())
     pipeline, notes = loaded.pipeline, dict[str, str]()
+    words = {stage.name: f"mesh: {fitting.search_word(stage)}" for stage in searching}
     for stage in searching if target is None else ():
         profile = pipeline.profile_of(stage.name, loaded.profile)
         if why := fitting.why_nothing_to_search(stage, profile, os.environ):
-            pipeline = fitting.with_settings(pipeline, stage.name, None, f"mesh: auto, {why}")
+            origin = f"{words[stage.name]}, {why}"
+            pipeline = fitting.with_settings(pipeline, stage.name, None, origin)
             notes[stage.name] = f": {why}"
     undecided = [stage for stage in searching if stage.name not in notes]
     running = fitting.trainings_of(loaded.pipeline, loaded.plan, to_run=to_run)
     required = [stage for stage in undecided if stage in running]
     if target is None:
         fitting.refuse_unnamed_devices(required, pipeline, loaded.profile)
-    fits = _find_fits(required, loaded, target, compiles=compiles, searches=True)
+    starts = starts or ExpectedStarts()
+    fits = _search(required, loaded, target, starts, compiles=compiles)
     errors = [fit["error"] for fit in fits.values() if "error" in fit]
     if errors and to_run:
         raise UsageError("\n".join(errors))
     # The result of another stage may be deleted before the run needs it.
     reused = [stage for stage in undecided if stage not in required]
-    known = fits | _find_fits(reused, loaded, target, compiles=False)
+    known = fits | _search(reused, loaded, target, starts, compiles=False)
     for stage in undecided:
         if (fit := known.get(stage.name)) is None:
             if stage in required:
                 notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
         elif "error" not in fit:
-            why = f"mesh: auto, for {fit['target']}"
+            why = f"{words[stage.name]}, for {fit['target']}{_expected_text(fit)}"
             pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
             decided = _planned(replace(loaded, pipeline=pipeline), target)
             fitting.keep_fit(pipeline.stages[stage.name], decided, fit)
@@ -155,18 +174,49 @@ def choose_settings(
         from redco_flow.orchestrate.run.device_checks import check_devices
 
         check_devices(pipeline, loaded.profile, loaded.plan, os.environ)
-    lines = tuple(f"stage '{name}': mesh: auto{note}" for name, note in notes.items())
+    lines = tuple(f"stage '{name}': {words[name]}{note}" for name, note in notes.items())
     return Chosen(replace(loaded, pipeline=pipeline), fits, lines)
 
 
+def _search(
+    stages: Sequence[ResolvedStage],
+    loaded: Loaded,
+    target: str | None,
+    starts: ExpectedStarts,
+    *,
+    compiles: bool,
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of each stage's search, on the best of the devices that it may request."""
+    from redco_flow.orchestrate.run.objectives import choose_devices
+
+    def find(stage: ResolvedStage) -> dict[str, Any] | None:
+        found = _find_fits([stage], loaded, target, compiles=compiles, searches=True)
+        return found.get(stage.name)
+
+    planned = _planned(loaded, target)
+    fits = {one.name: choose_devices(one, planned, find, starts) for one in stages}
+    return {name: fit for name, fit in fits.items() if fit is not None}
+
+
+def _expected_text(fit: Mapping[str, Any]) -> str:
+    """Say when a training is expected to start and to end; empty where nothing is expected."""
+    choice = fit.get("choice", {})
+    if not choice.get("expected_end"):
+        return ""
+    start, end = (moment(choice[key]) for key in ("expected_start", "expected_end"))
+    return f", expected from {start} to {end}"
+
+
 def _chosen_text(fit: dict[str, Any]) -> str:
-    chosen = " ".join(f"{key}={value}" for key, value in fit["chosen"].items() if value is not None)
+    values = {**fit["chosen"], **fit["chosen"].get("resources", {}), "resources": None}
+    chosen = " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
     time = fit["step_time"]
     step = f"{_seconds(time['seconds'])} a step, " if time else ""
     gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     verdict = "" if fit["fits"] else ", nothing fits"
     notes = "".join(f"; {note}" for note in fit["search_notes"])
-    return f" for {fit['target']}: {chosen} ({step}{gib}{verdict}){notes}"
+    expected = _expected_text(fit)
+    return f" for {fit['target']}: {chosen} ({step}{gib}{verdict}){expected}{notes}"
 
 
 def find_fits(
@@ -188,7 +238,7 @@ def find_fits(
     loaded = chosen.say()
     if searches:
         for name in chosen.fits:
-            said = "--search has no effect, because `mesh: auto` is a search"
+            said = "--search has no effect, because its `mesh` is left to a search"
             sys.stderr.write(f"note: stage '{name}': {said}\n")
     written = [loaded.pipeline.stages[one.name] for one in stages if one.name not in chosen.fits]
     found = {**_find_fits(written, loaded, target, searches=searches), **chosen.fits}
@@ -324,6 +374,8 @@ def print_fit(stage: str, fit: dict[str, Any]) -> None:
         print(f"note: {note}")
     if "candidates" in fit:
         _print_candidates(fit["candidates"])
+    if "devices" in fit:
+        _print_devices(fit["devices"])
     if not fit["fits"] and not any(one["fits"] for one in fit.get("candidates", ())):
         _print_suggestions(fit)
 
@@ -411,33 +463,36 @@ def _print_candidates(candidates: Sequence[dict[str, Any]]) -> None:
     print(columns(rows, ["BEST FIRST", "GiB", "STEP", "WHY NOT"]))
 
 
-def print_targets(fits: Mapping[str | None, dict[str, dict[str, Any]]]) -> None:
+def print_targets(fits: Mapping[str | None, dict[str, dict[str, Any]]], loaded: Loaded) -> None:
     """Print each training's best mesh on each of several targets, with its time and its cost."""
+    from redco_flow.orchestrate.run.fit import search_word
+    from redco_flow.orchestrate.run.objectives import compare_targets
+
     for stage in dict.fromkeys(stage for found in fits.values() for stage in found):
         print(f"\n--- {stage} on each target")
-        on_each = {target: found[stage] for target, found in fits.items() if stage in found}
-        cells = [[str(target), *_cells_of_target(fit)] for target, fit in on_each.items()]
-        rows = [row + [""] * (5 - len(row)) for row in cells]
-        print(columns(rows, ["TARGET", "MESH", "STEP", "ALL STEPS", "GPU-HOURS"]))
+        on_each = {str(target): found[stage] for target, found in fits.items() if stage in found}
+        objective = search_word(loaded.pipeline.stages[stage])
+        _print_devices(compare_targets(on_each, objective))
 
 
-def _cells_of_target(fit: dict[str, Any]) -> list[str]:
-    if "error" in fit:
-        return ["not planned"]
-    best = next(iter(fit.get("candidates", ())), None)
-    mesh = " x ".join(f"{axis} {size}" for axis, size in fit["mesh"].items())
-    fits, time = fit["fits"], fit["step_time"]
-    seconds = time["seconds"] if time else None
-    if best is not None:
-        mesh = " ".join(best["overrides"]) or mesh
-        fits, seconds = best["fits"], best["step_seconds"]
-    if not fits or seconds is None:
-        return [mesh, "not known" if fits else "does not fit"]
-    if fit["num_steps"] is None:
-        return [mesh, _seconds(seconds)]
-    total = fit["num_steps"] * seconds
-    hours = total * fit["num_devices"] / 3600
-    return [mesh, _seconds(seconds), duration(total), number(hours)]
+def _print_devices(devices: Sequence[dict[str, Any]]) -> None:
+    """Print a training's best mesh on each of several devices, the best first."""
+    header = ["DEVICES", "MESH", "STEP", "ALL STEPS", "GPU-HOURS", "START", "END", "WHY NOT"]
+    rows = [
+        [
+            one["target"],
+            one["mesh"],
+            _seconds(one["step_seconds"]),
+            duration(one["all_steps_seconds"]),
+            number(one["device_hours"]),
+            moment(one["expected_start"]) if one["expected_start"] else "",
+            moment(one["expected_end"]) if one["expected_end"] else "",
+            one["reason"],
+        ]
+        for one in devices
+    ]
+    shown = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    print(columns([[row[i] for i in shown] for row in rows], [header[i] for i in shown]))
 
 
 def _gib(num_bytes: int) -> str:

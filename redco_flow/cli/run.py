@@ -156,7 +156,7 @@ def _plan(options: argparse.Namespace) -> int:
             for stage, fit in fits[target].items():
                 print_fit(stage, fit)
         if len(targets) > 1:
-            print_targets(fits)
+            print_targets(fits, loaded)
     # Of several targets, some devices that do are enough.
     return min(map(exit_code_of_fits, fits.values()), default=0)
 
@@ -222,9 +222,11 @@ def _run(options: argparse.Namespace) -> int:
     is_there = bool(options.run_id) and (loaded.workspace.runs / options.run_id).exists()
     fits: dict[str, dict[str, Any]] = {}
     if not is_there:
-        loaded = choose_settings(loaded, compiles=True).say()
+        chosen = choose_settings(loaded, compiles=True)
+        loaded = chosen.say()
         refuses = options.fit is not False
         fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses)
+        fits = chosen.with_choices(fits)
     run = start_run(
         loaded.pipeline,
         loaded.profile,

@@ -349,6 +349,7 @@ def run_sweep(
         loader: of the command's options.
         print_plan: for a dry run.
     """
+    from redco_flow.orchestrate.run.objectives import ExpectedStarts
     from redco_flow.orchestrate.sweep.control import (
         PlannedPoint,
         plan_points,
@@ -371,7 +372,10 @@ def run_sweep(
     if is_search:
         _refuse_open_settings(planned[0])
     # Points whose programs are equal find the first one's search in the cache.
-    chosen = [choose_settings(one, compiles=not options.dry_run) for one in points_loaded]
+    starts = ExpectedStarts()
+    chosen = [
+        choose_settings(one, compiles=not options.dry_run, starts=starts) for one in points_loaded
+    ]
     notes = dict.fromkeys(note for one in chosen for note in one.notes)
     sys.stderr.writelines(f"note: {note}\n" for note in notes)
     if options.fit is not False and not options.dry_run:

@@ -49,6 +49,9 @@ class ExecutorConfig(StrictModel):
     """Whether a job can be the process that drives a run (`launcher:` of a profile); then a method
     `for_launcher` returns that job's section and resources."""
 
+    tells_starts: ClassVar[bool] = False
+    """Whether the cluster says when a job would start (`CallExecutor.expected_start`)."""
+
     processes_per_host: PositiveInt = 1
     walltime_minutes: PositiveInt | None = None
     gpu_type: Name | None = None

@@ -159,6 +159,20 @@ class CallExecutor(Executor):
         """
         return ""
 
+    def expected_start(
+        self, attempt: AttemptDirectory, title: str, resources: JobResources
+    ) -> float:
+        """Return when the job of `render` would start if it was submitted now; nothing is.
+
+        In seconds since 1970, by the cluster, which knows the time limits of other jobs.
+
+        Raises:
+            UsageError: the executor's cluster does not say that, or the job cannot be submitted.
+            StageFailed: the cluster would refuse it; has its words.
+            ClusterUnreachable: it gave no answer, or one without a time.
+        """
+        raise UsageError(f"the executor {self.name()} does not say when a job would start.")
+
     def submit_launcher(
         self, folder: Path, title: str, words: Sequence[str], launch: Launch
     ) -> LauncherJob:

@@ -51,7 +51,9 @@ one module with all of it, whose top level must then be light:
                                                 # `redco_flow.stages.train.fit` does
     FIT_IGNORES = ("learning_rate",)            # optional: settings that its answer is the same for
     def searched_settings(config): ...          # optional: key of Config -> settings that, with
-                                                # this value of the key, the answer has as `chosen`
+                                                # this value of the key, the answer has as `chosen`;
+                                                # the value is auto, cheapest or first
+                                                # (`orchestrate.run.objectives`)
 
 Imports kinds by name only: nothing here depends on any particular stage.
 """

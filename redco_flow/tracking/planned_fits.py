@@ -30,11 +30,25 @@ class PlannedStepTime(TypedDict, total=False):
     parts_seconds: Required[dict[str, float]]
 
 
+class Choice(TypedDict, total=False):
+    """The choice of the number of devices of a training.
+
+    `objective` is the value of `mesh` that was followed, `requested` the devices that the pipeline
+    requests, and the times, in ISO 8601, are of its job, where its cluster expected a start.
+    """
+
+    objective: Required[str]
+    requested: Required[str]
+    expected_start: Required[str | None]
+    expected_end: Required[str | None]
+
+
 class PlannedFit(TypedDict, total=False):
     """The prediction for one training, as `stages.train.fitting` returns it.
 
     `device` is the device's name in targets, `reported` a regex of what JAX calls it,
-    `device_facts` the figures that were computed with, and `assumed` says what rows were assumed.
+    `device_facts` the figures that were computed with, and `assumed` says what rows were assumed;
+    `choice` is there where numbers of devices were compared.
     """
 
     device: Required[str]
@@ -45,6 +59,7 @@ class PlannedFit(TypedDict, total=False):
     step_time: Required[PlannedStepTime | None]
     device_facts: Required[dict[str, dict[str, Any]]]
     assumed: Required[list[str]]
+    choice: Choice
 
 
 @dataclass(frozen=True)
@@ -108,12 +123,21 @@ class FitComparison:
         figures = "; ".join(f"{figure.name} {figure.text}" for figure in self.figures)
         if self.ran_on:
             return f"{figures}, for {self.target}; not compared: it ran on {self.ran_on}"
-        return "; ".join([f"{figures}, on {self.target}", *self.assumed])
+        return "; ".join([f"{figures}, on {self.target}", *self.assumed, *self.chosen])
 
     @property
     def assumed(self) -> list[str]:
         """Sentences on the assumptions about the rows, for people."""
         return [f"the prediction assumed that {one}" for one in self.fit["assumed"]]
+
+    @property
+    def chosen(self) -> list[str]:
+        """A sentence on the choice of the devices, for people; none where there was none."""
+        if (choice := self.fit.get("choice")) is None:
+            return []
+        times = [choice["expected_start"], choice["expected_end"]]
+        expected = f", expected from {times[0]} to {times[1]}" if all(times) else ""
+        return [f"chosen of {choice['requested']} by mesh: {choice['objective']}{expected}"]
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, and the devices that they are of."""
@@ -122,6 +146,7 @@ class FitComparison:
             "target": self.target,
             "ran_on": self.ran_on or None,
             "assumed": self.fit["assumed"],
+            "choice": self.fit.get("choice"),
             "time": time,
             "memory": self.memory.to_json(),
             "text": self.text,
@@ -135,7 +160,7 @@ def write_fits(run: RunDirectory, fits: Mapping[str, Mapping[str, Any]]) -> None
         fits: by stage; those that could not be planned are left out.
     """
     known = {
-        stage: {key: fit[key] for key in PlannedFit.__annotations__}
+        stage: {key: fit[key] for key in PlannedFit.__annotations__ if key in fit}
         for stage, fit in fits.items()
         if "error" not in fit
     }

@@ -241,13 +241,27 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     again = json.loads(command("plan", *words, *written, "--fit", "--json").splitlines()[-1])
     assert again["fit"]["train"]["planning_cpu_seconds"] == fit["planning_cpu_seconds"]
     assert "candidates" not in again["fit"]["train"]
+    # For other objectives fewer devices are searched, too; what is known is not compiled again.
+    cheapest = command("plan", *words, "stages.train.mesh=cheapest", "--fit", "--json")
+    found = json.loads(cheapest.splitlines()[-1])["fit"]["train"]
+    steps = {one["target"]: one["step_seconds"] for one in found["devices"]}
+    costs = {target: int(target[-1]) * seconds for target, seconds in steps.items()}
+    assert steps["h100x2"] == best["step_seconds"]
+    assert costs[found["target"]] <= 1.03 * min(costs["h100x1"], costs["h100x2"])
 
     answers = list(Workspace(command.folder / "redco-workspace").cache.glob("fits/*"))
-    (path,) = (one for one in answers if "chosen" in json.loads(one.read_text())["fit"])
+    (path,) = (
+        one
+        for one in answers
+        if "chosen" in (kept := json.loads(one.read_text())["fit"]) and kept["num_devices"] == 2
+    )
     written_at = [one.stat().st_mtime_ns for one in answers]
     fit = {**json.loads(path.read_text())["fit"], "fits": False}
     auto = (*words, "stages.train.mesh=auto")
-    command("plan", *auto)
+    planned = command.start("plan", *words, "stages.train.mesh=first")
+    _, notes = planned.communicate(timeout=500)
+    assert "mesh: first for h100x" in notes
+    assert "no expected start (" in notes  # there is no cluster here
     assert [one.stat().st_mtime_ns for one in answers] == written_at
     write_json(path, {"fit": fit, "digest": digest_json(fit)})
     refused = command("run", *auto, *swept, code=3)

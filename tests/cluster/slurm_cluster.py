@@ -76,7 +76,7 @@ AccountingStorageType=accounting_storage/none
 """
 _NODE = (
     "NodeName={node} NodeAddr={node} NodeHostname={host} Port={port} CPUs=4 Sockets=1 "
-    "CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 Gres=gpu:2\n"
+    "CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 Gres=gpu:h100:2\n"
 )
 _PARTITIONS = """\
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 \
@@ -249,7 +249,7 @@ class SlurmCluster:
         prolog.write_text(f'#!/bin/sh\n[ ! -e "{self.directory}/broken-$SLURMD_NODENAME" ]\n')
         prolog.chmod(0o755)
         # Slurm only counts what stands for a GPU here: any device files do.
-        (self.directory / "gres.conf").write_text("Name=gpu File=/dev/null,/dev/zero\n")
+        (self.directory / "gres.conf").write_text("Name=gpu Type=h100 File=/dev/null,/dev/zero\n")
 
     def _start_munge(self) -> None:
         folder = self.directory / "munge"

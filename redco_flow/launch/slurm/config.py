@@ -155,6 +155,7 @@ class Config(ExecutorConfig):
     runs_groups: ClassVar[bool] = True
     gives_requested_gpus: ClassVar[bool] = True
     drives_runs: ClassVar[bool] = True
+    tells_starts: ClassVar[bool] = True
 
     partition: SlurmName | None = None
     account: SlurmName | None = None

@@ -9,6 +9,7 @@ for a while is submitted again by its `status`.
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -75,6 +76,16 @@ class SlurmExecutor(ChainingExecutor):
             UsageError: a path holds what such a file cannot carry.
         """
         return render(self._submission(attempt, title, resources))
+
+    def expected_start(
+        self, attempt: AttemptDirectory, title: str, resources: JobResources
+    ) -> float:
+        """As `CallExecutor.expected_start`, by `sbatch --test-only` of the same file."""
+        submission, environment = self._job(attempt, title, resources)
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / SCRIPT
+            write_text(script, render(submission))
+            return queue.expected_start(script, environment)
 
     def render_after(
         self,

@@ -199,6 +199,20 @@ def try_submission(options: Iterable[str], environment: Mapping[str, str]) -> No
     _run(["sbatch", "--test-only", *options, "--time=1", "--wrap=true"], environment)
 
 
+def expected_start(script: Path, environment: Mapping[str, str]) -> float:
+    """Return when Slurm expects a script's job to start, in seconds since 1970; none is submitted.
+
+    Raises:
+        StageFailed: Slurm would refuse it; has Slurm's words.
+        ClusterUnreachable: there is no answer, or none that has the time.
+    """
+    command = ["sbatch", "--test-only", str(script)]
+    said = _complete(command, {**environment, **_TIMES_AS_SECONDS}, _COMMAND_SECONDS).stderr
+    if (found := re.search(r"\bto start at (\d+) ", said)) is None:
+        raise TryLater(f"sbatch --test-only names no time: {' '.join(said.split())!r}.")
+    return float(found[1])
+
+
 def send_signal(job_id: str, name: str, environment: Mapping[str, str]) -> None:
     """Send a signal to every rank of a job.
 
@@ -213,6 +227,12 @@ def _run(
     environment: Mapping[str, str],
     seconds: float = _COMMAND_SECONDS,
 ) -> str:
+    return _complete(command, environment, seconds).stdout
+
+
+def _complete(
+    command: list[str], environment: Mapping[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
     name = command[0]
     try:
         done = subprocess.run(
@@ -234,7 +254,7 @@ def _run(
     except subprocess.TimeoutExpired as error:
         raise TryLater(f"{name} did not answer within {seconds:g} s.") from error
     if done.returncode == 0:
-        return done.stdout
+        return done
     said = " ".join(done.stderr.split())
     if is_transient(said):
         raise TryLater(f"{name}: {said}")

@@ -47,7 +47,8 @@ _EXAMPLES = "such as h100x8, a100-40gx4 or v5p:2x2x2"
 _MOST_GIB = 12.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _DATASET = "dataset"
-_OF_A_SEARCH = ("chosen", "candidates", "search_notes")
+_OF_THE_JOB = {"resources", "runs_on", "group"}  # of which the target is what a program knows
+_OF_A_SEARCH = ("chosen", "candidates", "search_notes", "devices", "choice")
 # What a profile may set of the compiler, for the worker and here.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", *SHARE_VARIABLES)
 
@@ -193,19 +194,22 @@ def with_settings(
     """Return the pipeline with what was left to a search in one of its stages.
 
     Args:
-        chosen: settings of the stage; None: all as by default.
+        chosen: settings of the stage, of `resources` only what changes; None: all as by default.
         why: the origin of these values.
     """
     stage = pipeline.stages[name]
-    if chosen is None:
-        chosen = dict.fromkeys(_searched(stage))
+    chosen = dict(dict.fromkeys(_searched(stage)) if chosen is None else chosen)
+    resources = chosen.pop("resources", {})
+    keys = [*chosen, *(f"resources.{key}" for key in resources)]
+    chosen["resources"] = {**stage.resources.model_dump(mode="json"), **resources}
     config = type(stage.config).from_json({**stage.config.model_dump(mode="json"), **chosen})
     document = copy.deepcopy(pipeline.document)
     document["stages"][name] |= chosen
-    origins = {f"stages.{name}.{key}": Origin(why) for key in chosen}
+    origins = {f"stages.{name}.{key}": Origin(why) for key in keys}
+    stage = replace(stage, config=config, resources=config.resources)
     return replace(
         pipeline,
-        stages={**pipeline.stages, name: replace(stage, config=config)},
+        stages={**pipeline.stages, name: stage},
         document=document,
         origins={**pipeline.origins, **origins},
     )
@@ -235,15 +239,22 @@ def _searched(stage: ResolvedStage) -> Mapping[str, tuple[str, ...]]:
     return find_stage_kind(stage.kind).searched_settings(stage.config)
 
 
+def search_word(stage: ResolvedStage) -> str:
+    """Return the value of the key that leaves settings to a search, which says for what; or ""."""
+    return next((str(getattr(stage.config, key)) for key in _searched(stage)), "")
+
+
 def _request(stage: ResolvedStage, planned: Planned) -> tuple[dict[str, Any], dict[str, str], Path]:
     """Return the planner's request, its variables, and where the answer is kept."""
     of_stage = planned.pipeline.profile_of(stage.name, planned.profile)
     environment = of_stage.environment
     variables = {name: environment[name] for name in _VARIABLES if name in environment}
     ignored = set(find_stage_kind(stage.kind).fit_ignores)
+    # What a search is for matters only between its answers for several numbers of devices.
+    config = stage.config.model_copy(update=dict.fromkeys(_searched(stage), "auto"))
     request: dict[str, Any] = {
         "stage": stage.name,
-        "config": stage.config.model_dump(mode="json", exclude=ignored),
+        "config": config.model_dump(mode="json", exclude=ignored | _OF_THE_JOB),
         "inputs": sorted(slot for slot, refs in stage.inputs.items() if refs),
         "share_of_gpu": _share_of_gpu({**os.environ, **variables}),
     }

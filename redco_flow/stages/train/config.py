@@ -119,7 +119,9 @@ class Config(StageConfig):
         dropout_rate: None leaves the model's own.
         mesh: `auto`: when a run starts, `num_model_shards`, `fsdp`, and where nothing else fits
             `per_device_batch_size` become those with which the predicted step is fastest on the
-            profile's GPUs; null: they are as written.
+            GPUs that `resources` requests; `cheapest` and `first` may also request fewer of them:
+            with the least GPU-hours, or with the earliest end, by the start that Slurm expects;
+            null: they are as written.
         num_model_shards: devices that split every product among them.
         num_context_shards: devices that split every sequence among them.
         fsdp: data-parallel devices that share one copy of parameters and optimizer state, or
@@ -189,7 +191,7 @@ class Config(StageConfig):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skipped: PositiveInt = 10
     dropout_rate: Fraction | None = None
-    mesh: Annotated[Literal["auto"] | None, Placement()] = None
+    mesh: Annotated[Literal["auto", "cheapest", "first"] | None, Placement()] = None
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
     num_context_shards: Annotated[PositiveInt, Placement()] = 1
     fsdp: Annotated[PositiveInt | Literal["auto"], Placement()] = 1

@@ -1,0 +1,75 @@
+"""`mesh: first`: the number of devices with which a training ends first, by Slurm's own starts."""
+
+from datetime import datetime
+
+import pytest
+from planned_training import training
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+PROFILE = {"executor": "slurm", "slurm": {"gpu_type": "h100", "walltime_minutes": 600}}
+# The time limits of jobs that have a node each, and the devices with which the training ends first.
+OCCUPANCIES = [
+    ([], "h100x8"),
+    ([20], "h100x8"),
+    ([600], "h100x4"),
+    ([10, 10], "h100x8"),
+    ([90, 90], "h100x4"),
+    ([30, 120, 120], "h100x4"),
+    ([200, 200, 200], "h100x2"),
+    ([120, 200, 400], "h100x2"),
+    ([5, 5, 5, 30], "h100x8"),
+    ([45, 45, 45, 300], "h100x4"),
+]
+
+
+def occupy(slurm, minutes):
+    """Give each of some nodes a job with a time limit; wait until they run."""
+    for limit in minutes:
+        job = ["--exclusive", "--output=/dev/null", f"--time={limit}", "--wrap=sleep 100000"]
+        slurm.run("sbatch", "--nodes=1", *job)
+    running = ["RUNNING"] * len(minutes)
+    slurm.wait_for("the nodes are occupied", lambda: [*slurm.jobs().values()] == running)
+
+
+def test_the_training_gets_the_devices_with_which_it_ends_first(slurm, tmp_path):
+    """A job of k hosts starts once the k-th of the four nodes is free.
+
+    The training takes 42, 75, 142 and 275 minutes with 8, 4, 2 and 1 GPUs; each node has 2.
+    """
+    requested = ("mesh=first", "resources.num_hosts=4", "resources.gpus_per_host=2")
+    asked = training(tmp_path, *requested, serial=0.5, parallel=16, **PROFILE)
+    for minutes, best in OCCUPANCIES:
+        occupy(slurm, minutes)
+
+        fit = asked.choose()
+
+        assert (fit["target"], fit["choice"]["objective"]) == (best, "first"), minutes
+        if minutes:
+            slurm.run("scancel", *slurm.jobs())
+            slurm.wait_until_idle()
+    # Of the last one, whose job of four hosts waits for 300 minutes.
+    by_target = {one["target"]: one for one in fit["devices"]}
+    starts = [
+        datetime.fromisoformat(by_target[target]["expected_start"]).timestamp()
+        for target in ("h100x4", "h100x8")
+    ]
+    assert starts[1] - starts[0] == pytest.approx(60 * (300 - 45), abs=30)
+    assert by_target["h100x8"]["reason"].endswith("min later")
+
+
+def test_what_slurm_would_refuse_loses_and_without_any_start_the_fastest_is_chosen(slurm, tmp_path):
+    requested = ("mesh=first", "resources.num_hosts=8", "resources.gpus_per_host=2")
+    refused = {**PROFILE, "slurm": {**PROFILE["slurm"], "constraint": "a100"}}
+
+    too_many = training(tmp_path, *requested, serial=0.5, parallel=16, **PROFILE).choose()
+    nowhere = training(tmp_path, *requested, serial=0.5, parallel=16, **refused).choose()
+
+    assert too_many["target"] == "h100x8"
+    reasons = {one["target"]: one["reason"] for one in too_many["devices"]}
+    assert "Requested node configuration is not available" in reasons["h100x16"]
+    assert nowhere["target"] == "h100x16"
+    assert nowhere["choice"]["expected_start"] is None
+    (note,) = nowhere["search_notes"]
+    assert "Invalid feature specification" in note
+    assert note.endswith("the fastest mesh is chosen")

@@ -1,0 +1,100 @@
+"""The number of devices of a training: the fastest, the cheapest, or the first to end."""
+
+import pytest
+from planned_training import training
+
+from redco_flow.orchestrate.run.fit import with_settings
+from redco_flow.orchestrate.run.objectives import Option, ranked
+from redco_flow.orchestrate.run.plan import make_plan
+from redco_flow.orchestrate.run.start import write_run
+from redco_flow.spec.load import load_pipeline
+from redco_flow.tracking.planned_fits import compare_fits
+
+ON_SLURM = {"executor": "slurm", "slurm": {"gpu_type": "h100"}}
+
+
+def option(num_devices, step_seconds, start=None):
+    return Option(f"h100x{num_devices}", "", num_devices, step_seconds, 100, start)
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "best"),
+    [
+        ("auto", [option(8, 1.0), option(4, 1.9)], "h100x8"),
+        ("auto", [option(8, 1.0), option(4, 1.02)], "h100x4"),
+        ("cheapest", [option(8, 1.0), option(4, 1.9)], "h100x4"),
+        ("cheapest", [option(8, 1.0), option(4, 1.95)], "h100x8"),
+        ("first", [option(8, 1.0, 1100.0), option(4, 1.9, 1000.0)], "h100x4"),
+        ("first", [option(8, 1.0, 1050.0), option(4, 1.9, 1000.0)], "h100x8"),
+        # Ends after 192 s and 190 s: the difference is below 3 % of the time until then.
+        ("first", [option(8, 1.0, 1090.0), option(4, 1.92, 1000.0)], "h100x4"),
+        ("first", [option(8, 1.0), option(4, 1.9, 5000.0)], "h100x4"),
+        ("cheapest", [option(8, 1.0), option(4, None)], "h100x8"),
+    ],
+)
+def test_the_best_number_of_devices_follows_the_objective(objective, options, best):
+    (first, reason), (_, why_not) = ranked(options, objective, now=1000.0)
+
+    assert (first.target, reason) == (best, "")
+    assert why_not or options[1].step_seconds is None or options[0].start is None
+
+
+def test_hosts_are_halved_before_the_gpus_of_one_host_and_processes_share_gpus_evenly(tmp_path):
+    requested = ("mesh=cheapest", "resources.num_hosts=6", "resources.gpus_per_host=8")
+
+    chosen = training(tmp_path, *requested, serial=0.1, parallel=0.9, **ON_SLURM).choose()
+    two_ranks = {**ON_SLURM, "slurm": {"gpu_type": "h100", "processes_per_host": 2}}
+    shared = training(tmp_path, *requested, serial=0.1, parallel=0.9, **two_ranks).choose()
+    addresses = [{"address": name, "gpus": 8} for name in "ab"]
+    whole = {"executor": "hosts", "hosts": {"addresses": addresses, "gpu_type": "h100"}}
+    hosts = training(
+        tmp_path, *requested, "resources.num_hosts=2", serial=0.1, parallel=0.9, **whole
+    ).choose()
+
+    def targets(fit):
+        return sorted(int(one["target"].removeprefix("h100x")) for one in fit["devices"])
+
+    assert targets(chosen) == [1, 2, 4, 8, 24, 48]
+    assert targets(shared) == [2, 4, 8, 24, 48]
+    assert targets(hosts) == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "profile", "note"),
+    [
+        (["mesh=first"], {"local": {"gpu_type": "h100"}}, "executor 'local' does not say when"),
+        (["mesh=first", "group=one"], ON_SLURM, "group 'one' shares one job"),
+        (["mesh=cheapest"], {"local": {"gpu_type": "h100"}}, "there is no smaller number"),
+    ],
+)
+def test_where_devices_cannot_be_compared_the_fastest_mesh_is_chosen_and_it_is_said(
+    tmp_path, overrides, profile, note
+):
+    asked = (*overrides, "resources.gpus_per_host=4")
+
+    fit = training(tmp_path, *asked, serial=0.1, parallel=0.9, **profile).choose()
+
+    assert fit["target"] == "h100x4"
+    assert "choice" not in fit
+    assert note in fit["search_notes"][0]
+
+
+def test_a_run_has_the_choice_in_its_record_and_the_same_fingerprint(tmp_path):
+    requested = ("mesh=cheapest", "resources.gpus_per_host=8", "resources.memory_gib=100")
+    asked = training(tmp_path, *requested, serial=0.1, parallel=0.9, **ON_SLURM)
+    planned = asked.planned
+    fit = asked.choose()
+
+    pipeline = with_settings(planned.pipeline, "train", fit["chosen"], "mesh: cheapest")
+    plan = make_plan(pipeline, planned.workspace)
+    run = write_run(pipeline, planned.profile, planned.workspace, plan, fits={"train": fit})
+    again = load_pipeline(run.resolved_path).stages["train"]
+
+    assert again.config.mesh is None
+    assert again.config.fsdp == again.resources.gpus_per_host == 1
+    assert again.resources.memory_gib == 100
+    assert again.settings == asked.stage.settings
+    choice = {"objective": "cheapest", "requested": "h100x8"}
+    found = compare_fits(run)["train"]
+    assert found.to_json()["choice"] == {**choice, "expected_start": None, "expected_end": None}
+    assert found.text.endswith("on h100x1; chosen of h100x8 by mesh: cheapest")
