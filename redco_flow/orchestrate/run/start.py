@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -429,7 +430,7 @@ def refuse_to_start_over(run: RunDirectory) -> None:
             continue
         call = read_call(attempt.call_path)
         steps = _committed_steps(call)
-        is_other = steps and (changed_modules(call.ingredients["code"]) or _has_path(call))
+        is_other = steps and (changed_modules(call.ingredients["code"]) or _has_path(run, call))
         # A job that lives is followed; its executor is asked last, for that can take its time.
         if is_other and _has_ended(attempt):
             raise UsageError(
@@ -441,12 +442,14 @@ def refuse_to_start_over(run: RunDirectory) -> None:
             )
 
 
-def _has_path(call: Call) -> bool:
+def _has_path(run: RunDirectory, call: Call) -> bool:
     """Whether its fingerprint has the path of a model's directory that now has none."""
     kind = find_stage_kind(call.kind)
+    directory = LaunchRecord.read(run).directory  # the path may be relative to it
     try:
-        config = kind.config_type.from_json(call.config)
-        now = digested_directories(kind.hub_references(config), kind.data_files(config))
+        with contextlib.chdir(directory if Path(directory).is_dir() else "."):
+            config = kind.config_type.from_json(call.config)
+            now = digested_directories(kind.hub_references(config), kind.data_files(config))
     except (ValueError, OSError):
         return False  # a fault of the data, with which the stage does not begin
     return any(one not in call.ingredients.get("directories", ()) for one in now)
