@@ -33,6 +33,7 @@ from redco_flow.spec.model import (
     Placement,
     PositiveFloat,
     PositiveInt,
+    Regex,
     Text,
 )
 from redco_flow.spec.pipeline import ModelSection
@@ -50,7 +51,6 @@ from redco_flow.stages.train.sections import (
     LoraConfig,
     ProfileConfig,
     ScheduleConfig,
-    checked_regex,
     continuation_problems,
     optimizer_state_settings,
     targets_problem,
@@ -182,7 +182,7 @@ class Config(StageConfig):
     label_smoothing: Annotated[Fraction, OnlyWhereSet()] = 0.0
     logits_dtype: Annotated[Literal["float32", "bfloat16"], OnlyWhereSet()] = "float32"
     lora: LoraConfig | None = None
-    freeze: Text | None = None
+    freeze: Regex | None = None
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
     mu_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -196,7 +196,7 @@ class Config(StageConfig):
     fsdp_over_context: Annotated[bool | None, Placement()] = None
     num_loss_chunks: Annotated[PositiveInt | Literal["auto"], Placement()] = "auto"
     num_mlp_chunks: Annotated[NumChunks, Placement()] = None
-    sharding_overrides: Annotated[dict[Text, list[ParameterAxis | None]], Placement()] = Field(
+    sharding_overrides: Annotated[dict[Regex, list[ParameterAxis | None]], Placement()] = Field(
         default_factory=dict
     )
     seed: NonNegativeInt = 0
@@ -212,16 +212,10 @@ class Config(StageConfig):
         default_factory=list
     )
 
-    @field_validator("freeze")
-    @classmethod
-    def _regex(cls, freeze: str | None) -> str | None:
-        return None if freeze is None else checked_regex(freeze)
-
     @field_validator("sharding_overrides")
     @classmethod
-    def _regexes(cls, overrides: Overrides) -> Overrides:
+    def _each_axis_once(cls, overrides: Overrides) -> Overrides:
         for pattern, axes in overrides.items():
-            checked_regex(pattern)
             named = [axis for axis in axes if axis is not None]
             if len(set(named)) < len(named):
                 raise ValueError(f"{pattern!r} names one axis twice")
