@@ -92,10 +92,13 @@ def progress_text(progress: dict[str, Any] | None) -> str:
     """Step, loss, speed and time left of a running stage, as far as it said."""
     if not progress:
         return ""
-    parts = [str(progress.get("phase") or "")]
+    phase = str(progress.get("phase") or "")
+    parts = [phase]
     if progress.get("step") is not None:
         total = progress.get("total_steps")
-        parts.append(f"step {progress['step']}" + (f"/{total}" if total else ""))
+        count = f"{progress['step']}" + (f"/{total}" if total else "")
+        # Elsewhere it counts rows, answers or blocks.
+        parts.append(f"step {count}" if phase == "training" else f"{count} done")
     if progress.get("loss") is not None:
         parts.append(f"loss {number(float(progress['loss']))}")
     if progress.get("tokens_per_second") is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from redco_flow.engine.step.links import NotPredicted, Traffic, find_traffic
+from redco_flow.engine.step.links import Figures, NotPredicted, Traffic, find_traffic
 from redco_flow.engine.step.program import Program, UnknownLoop
 from redco_flow.engine.step.step_time import links_of
 from redco_flow.engine.targets import Target
@@ -227,7 +227,7 @@ def _program_cost(program: Program | None) -> dict[str, Any]:
 
 def _traffic(step: CompiledStep, target: Target) -> list[Traffic]:
     assert step.program is not None
-    links = links_of(target.device, step.hosts, target.fabrics)
+    links = links_of(Figures(target.device), step.hosts, target.fabrics)
     return find_traffic(step.program, links, step.plan.mesh.shape)
 
 
