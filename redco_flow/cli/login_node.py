@@ -269,11 +269,7 @@ async def _view(session: LoginSession, run_id: str) -> Mapping[str, Any]:
 
 
 async def _find(session: LoginSession, submission: Submission) -> Mapping[str, Any]:
-    """Return the record of the run that a command started that was cut off, or {}.
-
-    Raises:
-        RedcoFlowError: its start was cut off, and it cannot be continued.
-    """
+    """Return the record of the run that a command started that was cut off, or {}."""
     run_id = submission.run_id
     if not (view := await _view(session, run_id)):
         return {}

@@ -201,11 +201,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
 
 
 def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
-    """Summarize the pipeline's `notify` section for a schedule.
-
-    Raises:
-        ConfigError: the environment lacks an address, which the Prefect server is to be given now.
-    """
+    """Summarize the pipeline's `notify` section for a schedule."""
     notify = pipeline.notify
     if notify is None:
         return {}

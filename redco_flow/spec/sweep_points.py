@@ -99,11 +99,7 @@ def read_points(
 
 
 def _draw_from(kind: str, low: str, high: str) -> Callable[[random.Random], str]:
-    """Return what draws a value, as text with four significant digits.
-
-    Raises:
-        ValueError: there is no such distribution, or its bounds are none.
-    """
+    """Return what draws a value, as text with four significant digits."""
     if kind not in ("uniform", "loguniform", "randint"):
         raise ValueError("a distribution is uniform, loguniform or randint; quote a text")
     if kind == "randint":

@@ -284,11 +284,7 @@ class Firer:
         self._ask(verb, run.id, *options, "--detach", "--json", *workspace)
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """Return what a command prints as JSON.
-
-        Raises:
-            CannotFire: it failed; has its last words.
-        """
+        """Return what a command prints as JSON."""
         terms = self._terms
         own = {**terms.environment, "REDCO_FLOW_WORKSPACE": str(terms.workspace)}
         done = subprocess.run(

@@ -297,11 +297,7 @@ def _with_heads_of(config: Any, found: Any) -> Any:
 
 
 def _their_scores(exported: Exported, reader: str, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return what transformers computes, in float32.
-
-    Raises:
-        ArtifactError: it cannot load the files, or lacks a tensor that it wants.
-    """
+    """Return what transformers computes, in float32."""
     import torch
     import transformers
 
@@ -372,11 +368,7 @@ def _load(exported: Exported) -> Any:
 def _compare(
     found: np.ndarray, expected: np.ndarray, reader: str, *, is_exact: bool
 ) -> tuple[float, float]:
-    """Return the largest difference and the largest score.
-
-    Raises:
-        ArtifactError: the scores differ, and should not.
-    """
+    """Return the largest difference and the largest score."""
     if found.shape != expected.shape:
         raise ArtifactError(
             f"{reader} computes scores of shape {found.shape} from the files that were written, "

@@ -175,11 +175,7 @@ class DatasetJoin:
 
 
 def _check_rows(counts: SplitCounts) -> None:
-    """Refuse splits all of whose rows were left out after they were read.
-
-    Raises:
-        NoRows: with what became of them.
-    """
+    """Refuse splits all of whose rows were left out after they were read."""
     for split, counted in counts.by_split().items():
         if not counted["rows"]:
             dropped = counted.get("dropped_rows", 0)

@@ -341,11 +341,7 @@ class Config(StageConfig):
 
 
 def _check_scores(names: list[str], info: ValidationInfo) -> None:
-    """Refuse scores that an evaluation of this training does not give.
-
-    Raises:
-        ValueError: one of them; the message names it.
-    """
+    """Refuse scores that an evaluation of this training does not give."""
     if "eval" in info.data:
         texts_scores(names, info.data["eval"])
     recipe = _recipe(info)
@@ -377,11 +373,7 @@ def _family(model: ModelSection, recipe: DeclaredRecipe | None) -> str | None:
 
 
 def _check_config(family: str, changes: Mapping[str, Any]) -> None:
-    """Refuse keys and values that no model of the family has.
-
-    Raises:
-        ValueError: one of them; the message names it.
-    """
+    """Refuse keys and values that no model of the family has."""
     defaults = find_config(family)()
     # Those of the tokenizer take their places, and a small vocabulary lacks the defaults.
     tokens = {
