@@ -186,7 +186,7 @@ def _print_plan(
 
 
 def _run(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.run.start import start_run
+    from redco_flow.orchestrate.run.start import spawn, write_run
 
     if options.launcher:
         options.overrides = [*options.overrides, f"profile.launcher={options.launcher}"]
@@ -225,7 +225,7 @@ def _run(options: argparse.Namespace) -> int:
         loaded = choose_settings(loaded, compiles=True).say()
         refuses = options.fit is not False
         fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses)
-    run = start_run(
+    run = write_run(
         loaded.pipeline,
         loaded.profile,
         loaded.workspace,
@@ -237,6 +237,7 @@ def _run(options: argparse.Namespace) -> int:
         run_id=options.run_id,
         fits=fits,
     )
+    spawn(run)
     sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.pins)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
     return _attend(run, options, **({"identity": identity} if identity else {}))

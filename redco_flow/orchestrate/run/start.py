@@ -1,6 +1,6 @@
 """Start or resume a run in a detached process that outlives the caller, or in a cluster's job.
 
-`start_run` writes the run's directory completely before that process starts; `resume_run` and
+`write_run` writes the run's directory completely before that process starts; `resume_run` and
 `retry_run` start it on an existing directory. Imports neither Prefect nor JAX.
 """
 
@@ -58,53 +58,6 @@ _SECONDS_TO_LOSE_LOCK = 150.0  # a file server, or link locks, need 90 s to give
 _SECONDS_BETWEEN_LOOKS_AT_LOCK = 0.5
 
 
-def start_run(
-    resolved: ResolvedPipeline,
-    profile: Profile,
-    workspace: Workspace,
-    plan: Plan,
-    *,
-    profile_name: str = "local",
-    overrides: Sequence[str] = (),
-    argv: Sequence[str] = (),
-    ahead: bool = False,
-    run_id: str = "",
-    fits: Mapping[str, Mapping[str, Any]] | None = None,
-) -> RunDirectory:
-    """Write the run's directory and start the process that drives it.
-
-    Args:
-        plan: of `make_plan`, for this pipeline and workspace.
-        profile_name, overrides, argv: as the user gave them, for the records.
-        ahead: submit all stages at once, each dependent on its upstream.
-        run_id: which id it gets; empty: one is drawn.
-        fits: what `plan --fit` predicted, by stage.
-
-    Returns:
-        The run. A process drives it and holds its lease, or a job that is to do so is submitted.
-
-    Raises:
-        UsageError: a stage asks for more hosts than its kind can use, the run cannot be one
-            ahead, or there is one of this id; none is made.
-        RedcoFlowError: the process did not come up; the message has its last words.
-        OSError: the disk is full or read-only; names the path.
-    """
-    run = write_run(
-        resolved,
-        profile,
-        workspace,
-        plan,
-        profile_name=profile_name,
-        overrides=overrides,
-        argv=argv,
-        ahead=ahead,
-        run_id=run_id,
-        fits=fits,
-    )
-    spawn(run)
-    return run
-
-
 def write_run(
     resolved: ResolvedPipeline,
     profile: Profile,
@@ -121,9 +74,12 @@ def write_run(
     code: CodeState | None = None,
     like: RunDirectory | None = None,
 ) -> RunDirectory:
-    """Write all that a run needs into a new directory; `start_run` without the start.
+    """Write all that a run needs into a new directory; `spawn` starts it.
 
     Args:
+        plan: of `make_plan`, for this pipeline and workspace.
+        profile_name, overrides, argv: as the user gave them, for the records.
+        ahead: submit all stages at once, each dependent on its upstream.
         sweep: the id of the sweep that the run is a point of.
         run_id: which id it gets; empty: one is drawn.
         fits: what `plan --fit` predicted, by stage.
