@@ -77,7 +77,7 @@ class HeartbeatWatch:
 
         The first look at a file counts as a change, unless the file is too old on any clock.
         """
-        for path in self._files():
+        for path in (self._attempt.progress_path, *self._attempt.path.glob("ranks/*/heartbeat")):
             with suppress(OSError):  # also ESTALE, of a file that its node has replaced
                 with path.open("rb") as file:
                     content = file.read()
@@ -87,9 +87,6 @@ class HeartbeatWatch:
                     self._changed_at = self._clock()
                 self._seen[path] = content
         return self._clock() - self._changed_at < _SECONDS_OF_LIFE
-
-    def _files(self) -> list[Path]:
-        return [self._attempt.progress_path, *self._attempt.path.glob("ranks/*/heartbeat")]
 
 
 @dataclass

@@ -111,7 +111,12 @@ class Firer:
 
         One that has ended as failed or cancelled is given new attempts: a user asked for that.
         """
-        new = Firing(firing_id, _text(due), FiringState.WAITING, began=utc_now())
+        new = Firing(
+            firing_id,
+            due.astimezone(UTC).isoformat(timespec="seconds"),
+            FiringState.WAITING,
+            began=utc_now(),
+        )
         firing, is_retry = self._directory.claim(new)
         if firing is None:
             return self._directory.find_firing(firing_id) or new
@@ -362,10 +367,6 @@ def _is_late(firing: Firing) -> bool:
         return False
     serving = Serving.find()
     return serving is None or _time(firing.due) < _time(serving.since)
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _time(text: str) -> datetime:

@@ -127,7 +127,13 @@ def check_export(exported: Exported, *, with_scores: bool = True) -> ExportCheck
         return ExportCheck(num_tensors, left_out=f"{reader} did not import: {error}")
     difference, scale = _compare(found, expected, reader, is_exact=exported.is_exact)
     return ExportCheck(
-        num_tensors, reader, "", _num_rows(inputs), difference, scale, is_exact=exported.is_exact
+        num_tensors,
+        reader,
+        "",
+        len(next(iter(inputs.values()))),
+        difference,
+        scale,
+        is_exact=exported.is_exact,
     )
 
 
@@ -138,10 +144,6 @@ def _free_memory_bytes() -> int:
     if limit == resource.RLIM_INFINITY:
         return free
     return min(free, limit - int(psutil.Process().memory_info().vms))
-
-
-def _num_rows(inputs: Mapping[str, np.ndarray]) -> int:
-    return len(next(iter(inputs.values())))
 
 
 def _read_back(exported: Exported) -> int:
