@@ -55,13 +55,13 @@ _COLOURS = {
 }
 
 
-def follow_run(run: RunDirectory, *, stream: TextIO | None = None) -> int:
-    """Show the run on `stream` (standard error) until it ends.
+def follow_run(run: RunDirectory) -> int:
+    """Show the run on standard error until it ends.
 
     Returns:
         The run's exit code; 130 after Ctrl-C, which detaches and leaves the run alone.
     """
-    out = stream or sys.stderr
+    out = sys.stderr
     try:
         view = _follow_live(run) if _is_terminal(out) else _follow_quietly(run, out)
     except KeyboardInterrupt:

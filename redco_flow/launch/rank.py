@@ -34,6 +34,7 @@ from redco_flow.launch.supervisor import (
     Limits,
     LogWriter,
     Supervisor,
+    parser_of,
     remove_temporary_files,
     run_worker,
 )
@@ -217,10 +218,7 @@ def _size(path: Path) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="redco_flow.launch.rank")
-    parser.add_argument("attempt", type=Path)
-    parser.add_argument("--stall-seconds", type=float, required=True)
-    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser = parser_of("redco_flow.launch.rank")
     parser.add_argument("--gpus-per-host", type=int, default=0)
     parser.add_argument("--rendezvous-seconds", type=int, default=300)
     parser.add_argument("--fabric", action="append", default=[])

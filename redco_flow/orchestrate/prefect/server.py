@@ -327,7 +327,7 @@ def _read_record() -> PrefectProcess | None:
     return PrefectProcess.from_json(value) if value is not None else None
 
 
-def _last_lines(path: Path, count: int = 10) -> str:
+def _last_lines(path: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
-        return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
+        return "\n".join(path.read_text(errors="replace").splitlines()[-10:])
     return ""
