@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -137,10 +137,16 @@ _DISTRIBUTIONS = (
 
 def package_versions() -> dict[str, str]:
     """Return name to version, of Python and of what is installed here."""
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    return {"python": python, **installed_versions(_DISTRIBUTIONS)}
+
+
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return name to version of those that are installed here."""
     from importlib import metadata  # 15 ms, which no worker's first line waits for
 
-    versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    for name in _DISTRIBUTIONS:
+    versions = {}
+    for name in distributions:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -6,7 +6,6 @@ its own, as a worker would ask it.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
-from redco_flow.launch.host_facts import Finding, output_of_python
+from redco_flow.launch.host_facts import Finding, installed_versions, output_of_python
 from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring.serving_record import Serving
@@ -65,13 +64,10 @@ def _check_python(profile: Profile) -> Finding:
 
 
 def _check_packages(profile: Profile) -> Finding:
-    versions, missing = [], []
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(package)
-    detail = ", ".join(versions) + (f"; missing: {', '.join(missing)}" if missing else "")
+    found = installed_versions(_PACKAGES)
+    missing = [package for package in _PACKAGES if package not in found]
+    detail = ", ".join(f"{name} {version}" for name, version in found.items())
+    detail += f"; missing: {', '.join(missing)}" if missing else ""
     return Finding("packages", not missing, detail, f"pip install {' '.join(missing)}")
 
 

@@ -192,9 +192,14 @@ class StageContext:
     def report(self, **said: Unpack[StageProgress]) -> None:
         """Write the stage's progress, which is also its heartbeat: call it every few minutes.
 
-        What is not given keeps its last value within a phase; the keys of `LastingProgress` keep it
-        in all phases. Cheap: written at most twice a second, at once when the phase changes;
-        `flush` writes what was held back.
+        What is not given keeps its last value within a phase, and `devices`, `parameters`,
+        `warning`, `tflops_per_device`, `mfu`, `peak_memory_bytes` and `step_seconds` in all phases.
+        Cheap: written at most twice a second, at once when the phase changes; `flush` writes what
+        was held back.
+
+        Args:
+            said: these, `phase`, `step`, `total_steps`, `epoch`, `loss`, `tokens_per_second`,
+                `seconds_left`.
 
         Raises:
             TypeError: there is no such key.

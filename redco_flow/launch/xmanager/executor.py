@@ -18,13 +18,14 @@ from redco_flow.launch.executor import (
     CallExecutor,
     common_settings,
 )
-from redco_flow.launch.host_facts import Finding, output_of_python
+from redco_flow.launch.host_facts import Finding, installed_versions, output_of_python
 from redco_flow.launch.job import read_log_end
-from redco_flow.launch.xmanager.config import INSTALL, Config, require_xmanager, xmanager_versions
+from redco_flow.launch.xmanager.config import INSTALL, Config, require_xmanager
 from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, WorkUnit, XManagerJob, render
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
 
+_NEEDED = ("xmanager", "kubernetes", "protobuf")
 _IMPORT = (
     "from xmanager import xm, xm_local; xm.binary, xm_local.Local(), xm_local.create_experiment"
 )
@@ -46,7 +47,7 @@ def _check_library() -> Finding:
     output = output_of_python("xmanager", _IMPORT, remedy=f"install it again: {INSTALL}")
     if isinstance(output, Finding):
         return output
-    versions = (f"{name} {version}" for name, version in xmanager_versions().items())
+    versions = (f"{name} {version}" for name, version in installed_versions(_NEEDED).items())
     return Finding("xmanager", True, ", ".join(versions))
 
 
