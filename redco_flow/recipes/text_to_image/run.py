@@ -244,7 +244,6 @@ def ddim_step(
 
 
 def _apply(params: Any, settings: Settings, *arguments: Any, method: str = "__call__") -> jax.Array:
-    """Call the network."""
     model: Any = DiffusionTransformer(settings)
     found: jax.Array = model.apply({"params": params}, *arguments, method=method)
     return found
