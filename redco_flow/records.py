@@ -134,7 +134,7 @@ def mount_of(path: Path) -> Path:
     return mount
 
 
-def create_beside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
+def create_beside(path: Path) -> tuple[int, Path]:
     """Make a new file beside `path`, to be renamed to it; return its descriptor and its path.
 
     Raises:
@@ -144,7 +144,7 @@ def create_beside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            return open_no_link(temporary, flags, mode), temporary
+            return open_no_link(temporary, flags), temporary
         except FileExistsError:
             continue
 

@@ -88,11 +88,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _model_request(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `conversation.Request` that `_add_model_options` gives.
-
-    Raises:
-        UsageError: a number is not above 0, or a word of --template has another form.
-    """
+    """Return the fields of `conversation.Request` that `_add_model_options` gives."""
     for name in ("max_new_tokens", "num_model_shards"):
         if (value := getattr(options, name)) <= 0:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be above 0.")
@@ -133,11 +129,7 @@ def _model_process(request: dict[str, Any]) -> Iterator[Chat]:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """Build a request to the model from the options.
-
-    Raises:
-        UsageError: they say something that cannot be.
-    """
+    """Build a request to the model from the options."""
     drawn = {"--top-k": options.top_k, "--top-p": options.top_p}
     given = [name for name, value in drawn.items() if value is not None]
     if given and options.temperature is None:

@@ -171,11 +171,7 @@ def _pipeline_name(text: str) -> str:
 
 
 def _runs_of(workspace: Workspace, name: str) -> list[RunDirectory]:
-    """Return a pipeline's runs, oldest first, without those that have no record left.
-
-    Raises:
-        UsageError: there is none; names the pipelines that have runs.
-    """
+    """Return a pipeline's runs, oldest first, without those that have no record left."""
     listed = list_runs(workspace)
     runs = listed[: len(listed) - len(list_damaged(listed))][::-1]
     found = [run for run in runs if _pipeline_of(run) == name]

@@ -80,11 +80,12 @@ def run_on_login_node(node: LoginNode, words: Sequence[str], options: argparse.N
 def _passed_on(words: Sequence[str], options: argparse.Namespace) -> list[str]:
     """Return the command line without what is for this machine or set by the submission."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own = ["--ssh", "--html", "--profile"]
-    own += ["--send", "--set", "--run-id"] if words[0] in SUBMITTING else []
-    for name in own:
-        parser.add_argument(*(("-p", name) if name == "--profile" else (name,)))
+    parser.add_argument("-p", "--profile")
+    for name in ("--ssh", "--html"):
+        parser.add_argument(name)
     if words[0] in SUBMITTING:
+        for name in ("--send", "--set", "--run-id"):
+            parser.add_argument(name)
         for flag in ("--detach", "--json"):
             parser.add_argument(flag, action="store_true")
     settings = getattr(options, "overrides", ())
@@ -268,11 +269,7 @@ async def _view(session: LoginSession, run_id: str) -> Mapping[str, Any]:
 
 
 async def _find(session: LoginSession, submission: Submission) -> Mapping[str, Any]:
-    """Return the record of the run that a command started that was cut off, or {}.
-
-    Raises:
-        RedcoFlowError: its start was cut off, and it cannot be continued.
-    """
+    """Return the record of the run that a command started that was cut off, or {}."""
     run_id = submission.run_id
     if not (view := await _view(session, run_id)):
         return {}

@@ -49,7 +49,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.run.start import start_run
+    from redco_flow.orchestrate.run.start import spawn, write_run
 
     _take_settings(options)
     _check_output(options)
@@ -57,7 +57,7 @@ def _predict(options: argparse.Namespace) -> int:
         new_file = _read(options, Path(folder) / "standard-input.jsonl")
         try:
             loaded = Loader(_of_run(options, new_file), file=new_file.pipeline).load()
-            run = start_run(
+            run = write_run(
                 loaded.pipeline,
                 loaded.profile,
                 loaded.workspace,
@@ -66,6 +66,7 @@ def _predict(options: argparse.Namespace) -> int:
                 overrides=options.overrides,
                 argv=sys.argv,
             )
+            spawn(run)
         except BaseException:
             new_file.discard()
             raise

@@ -50,53 +50,7 @@ if TYPE_CHECKING:
 
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    run = verbs.add("run", _run)
-    run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
-    run.add_argument("--detach", action="store_true", help="start the run and return at once")
-    run.add_argument(
-        "--run-id",
-        default="",
-        metavar="ID",
-        help="id of the run; a repeated command with the same id starts it only once",
-    )
-    run.add_argument(
-        "--if-new",
-        action="store_true",
-        help="start no run if every stage has its result already, as from cron",
-    )
-    run.add_argument(
-        "--fit",
-        action=argparse.BooleanOptionalAction,
-        help="first compile the trainings and refuse those that do not fit their devices; by "
-        "default only those that `plan --fit` found so, and with --no-fit none",
-    )
-    run.add_argument("--since", default="", metavar="IDENTITY", help=argparse.SUPPRESS)
-    add_sweep(run)
-    plan = verbs.add("plan", _plan)
-    plan.add_argument("--render", action="store_true", help="also print what would be submitted")
-    plan.add_argument(
-        "--show-examples",
-        type=int,
-        default=0,
-        metavar="N",
-        help="also print the tokens in the loss of the first N conversations",
-    )
-    plan.add_argument(
-        "--fit",
-        action="store_true",
-        help="also compile the trainings, without data, and print whether they fit their devices",
-    )
-    plan.add_argument(
-        "--target",
-        metavar="DEVICES",
-        help="with --fit: other devices than the profile's, such as h100x8 or v5p:2x2x2; several "
-        "to compare, as h100x2,h100x4,h100x8",
-    )
-    plan.add_argument(
-        "--search",
-        action="store_true",
-        help="with --fit: also look for the mesh and remat with which a training is fastest",
-    )
+    run, plan = _add_run(verbs), _add_plan(verbs)
     resume = verbs.add("resume", _resume)
     retry = verbs.add("retry", _retry)
     retry.add_argument(
@@ -124,6 +78,61 @@ def register(verbs: Verbs) -> None:
         add_workspace(parser)
     for parser in (run, plan, resume, retry):
         add_json(parser)
+
+
+def _add_run(verbs: Verbs) -> argparse.ArgumentParser:
+    run = verbs.add("run", _run)
+    run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
+    run.add_argument("--detach", action="store_true", help="start the run and return at once")
+    run.add_argument(
+        "--run-id",
+        default="",
+        metavar="ID",
+        help="id of the run; a repeated command with the same id starts it only once",
+    )
+    run.add_argument(
+        "--if-new",
+        action="store_true",
+        help="start no run if every stage has its result already, as from cron",
+    )
+    run.add_argument(
+        "--fit",
+        action=argparse.BooleanOptionalAction,
+        help="first compile the trainings and refuse those that do not fit their devices; by "
+        "default only those that `plan --fit` found so, and with --no-fit none",
+    )
+    run.add_argument("--since", default="", metavar="IDENTITY", help=argparse.SUPPRESS)
+    add_sweep(run)
+    return run
+
+
+def _add_plan(verbs: Verbs) -> argparse.ArgumentParser:
+    plan = verbs.add("plan", _plan)
+    plan.add_argument("--render", action="store_true", help="also print what would be submitted")
+    plan.add_argument(
+        "--show-examples",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also print the tokens in the loss of the first N conversations",
+    )
+    plan.add_argument(
+        "--fit",
+        action="store_true",
+        help="also compile the trainings, without data, and print whether they fit their devices",
+    )
+    plan.add_argument(
+        "--target",
+        metavar="DEVICES",
+        help="with --fit: other devices than the profile's, such as h100x8 or v5p:2x2x2; several "
+        "to compare, as h100x2,h100x4,h100x8",
+    )
+    plan.add_argument(
+        "--search",
+        action="store_true",
+        help="with --fit: also look for the mesh and remat with which a training is fastest",
+    )
+    return plan
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -186,7 +195,7 @@ def _print_plan(
 
 
 def _run(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.run.start import start_run
+    from redco_flow.orchestrate.run.start import spawn, write_run
 
     if options.launcher:
         options.overrides = [*options.overrides, f"profile.launcher={options.launcher}"]
@@ -227,7 +236,7 @@ def _run(options: argparse.Namespace) -> int:
         refuses = options.fit is not False
         fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses)
         fits = chosen.with_choices(fits)
-    run = start_run(
+    run = write_run(
         loaded.pipeline,
         loaded.profile,
         loaded.workspace,
@@ -239,6 +248,7 @@ def _run(options: argparse.Namespace) -> int:
         run_id=options.run_id,
         fits=fits,
     )
+    spawn(run)
     sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.pins)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
     return _attend(run, options, **({"identity": identity} if identity else {}))

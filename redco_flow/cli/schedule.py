@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +87,8 @@ def register(verbs: Verbs) -> None:
     _add_when(add)
     listed = own.add("ls", _list)
     show = own.add("show", _show)
-    pause = own.add("pause", _pause)
-    resume = own.add("resume", _resume)
+    pause = own.add("pause", partial(_set_paused, is_paused=True))
+    resume = own.add("resume", partial(_set_paused, is_paused=False))
     run = own.add("run", _run)
     remove = own.add("rm", _remove)
     history = own.add("history", _history)
@@ -201,11 +202,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
 
 
 def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
-    """Summarize the pipeline's `notify` section for a schedule.
-
-    Raises:
-        ConfigError: the environment lacks an address, which the Prefect server is to be given now.
-    """
+    """Summarize the pipeline's `notify` section for a schedule."""
     notify = pipeline.notify
     if notify is None:
         return {}
@@ -340,14 +337,6 @@ def _record(schedule: Schedule, deployed: Deployed | None) -> dict[str, Any]:
         "is_deployed": True,
     }
     return {**asdict(schedule), **given, **more}
-
-
-def _pause(options: argparse.Namespace) -> int:
-    return _set_paused(options, is_paused=True)
-
-
-def _resume(options: argparse.Namespace) -> int:
-    return _set_paused(options, is_paused=False)
 
 
 def _set_paused(options: argparse.Namespace, *, is_paused: bool) -> int:

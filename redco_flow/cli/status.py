@@ -55,13 +55,13 @@ _COLOURS = {
 }
 
 
-def follow_run(run: RunDirectory, *, stream: TextIO | None = None) -> int:
-    """Show the run on `stream` (standard error) until it ends.
+def follow_run(run: RunDirectory) -> int:
+    """Show the run on standard error until it ends.
 
     Returns:
         The run's exit code; 130 after Ctrl-C, which detaches and leaves the run alone.
     """
-    out = stream or sys.stderr
+    out = sys.stderr
     try:
         view = _follow_live(run) if _is_terminal(out) else _follow_quietly(run, out)
     except KeyboardInterrupt:
@@ -92,10 +92,13 @@ def progress_text(progress: dict[str, Any] | None) -> str:
     """Step, loss, speed and time left of a running stage, as far as it said."""
     if not progress:
         return ""
-    parts = [str(progress.get("phase") or "")]
+    phase = str(progress.get("phase") or "")
+    parts = [phase]
     if progress.get("step") is not None:
         total = progress.get("total_steps")
-        parts.append(f"step {progress['step']}" + (f"/{total}" if total else ""))
+        count = f"{progress['step']}" + (f"/{total}" if total else "")
+        # Elsewhere it counts rows, answers or blocks.
+        parts.append(f"step {count}" if phase == "training" else f"{count} done")
     if progress.get("loss") is not None:
         parts.append(f"loss {number(float(progress['loss']))}")
     if progress.get("tokens_per_second") is not None:

@@ -134,8 +134,8 @@ def prepare(
         if len(sizes) > _NUM_NAMED:
             sizes[_NUM_NAMED:] = [f"{len(sizes) - _NUM_NAMED} more"]
         sys.stderr.write(
-            f"not sent, as git tracks them but no code is larger than {size(MAX_FILE_BYTES)}: "
-            f"{', '.join(sizes)}; --send FILE takes one of this folder along\n"
+            f"not sent, as code is at most {size(MAX_FILE_BYTES)}: {', '.join(sizes)}; "
+            "--send FILE takes one of this folder along\n"
         )
     _name_unsent_data(pipeline, {one.partition("/")[2] for one in snapshot.files})
     there = [words[0], *(file if word == options.file else word for word in words[1:])]

@@ -128,11 +128,7 @@ def _prefect_page(options: argparse.Namespace) -> str:
 
 
 def _stop_prefect(options: argparse.Namespace) -> int:
-    """End our own server unless it is needed.
-
-    Raises:
-        UsageError: it is needed, and it was not said that it may end.
-    """
+    """End our own server unless it is needed."""
     from redco_flow.orchestrate.prefect.report import users_of
     from redco_flow.orchestrate.prefect.server import own_api, stop_server
 

@@ -16,7 +16,7 @@ from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import LASTING, AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.deletions import deletion_text, find_deletion, find_run_deletion
 from redco_flow.tracking.goodput import find_goodput
@@ -107,15 +107,6 @@ def _shared_entry(attempt: AttemptDirectory, status: JobStatus) -> dict[str, Any
     }
 
 
-# What a stage's progress says of its devices and model, while it runs and afterwards.
-_OF_DEVICES = (
-    "devices",
-    "parameters",
-    "warning",
-    "tflops_per_device",
-    "mfu",
-    "peak_memory_bytes",
-)
 LIVE_STATES = (State.PENDING, State.RUNNING)
 _START_GRACE_SECONDS = 60.0
 
@@ -279,12 +270,12 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
         "artifacts": state.get("artifacts", {}),
         "message": state.get("message") or "",
         "progress": None,
-        **dict.fromkeys(_OF_DEVICES),
+        **dict.fromkeys(LASTING),
         "profile": None,
     }
     attempt = run.attempt(name, view["attempt"]) if view["attempt"] else None
     progress = unless_damaged(attempt.read_progress) if attempt else None
-    view |= {key: (progress or {}).get(key) for key in _OF_DEVICES}
+    view |= {key: (progress or {}).get(key) for key in LASTING}
     # One that a retry came after is none the worse.
     profiles = [one.profile_path for one in run.attempts(name) if one.profile_path.is_dir()]
     view["profile"] = str(profiles[-1]) if profiles else None

@@ -219,11 +219,7 @@ class Predictor:
 
 
 def _num_rows(batch: Mapping[str, Any]) -> int:
-    """Return the leading dim of all arrays.
-
-    Raises:
-        ValueError: there is none, or there are several.
-    """
+    """Return the leading dim of all arrays."""
     sizes = {name: len(jax.tree.leaves(value)[0]) for name, value in batch.items()}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
         raise ValueError(f"the arrays of a batch need one number of rows, at least 1: {sizes}.")

@@ -109,11 +109,7 @@ class RoundBatches:
 
 
 def _check_alike(number: int, carry: Any, first: Any) -> None:
-    """Find a carry that a checkpoint could not be restored into.
-
-    Raises:
-        DataError: shapes, dtypes or the tree are not the first one's.
-    """
+    """Find a carry that a checkpoint could not be restored into."""
     found, expected = (jax.tree.map(_described, tree) for tree in (carry, first))
     if found != expected:
         raise DataError(

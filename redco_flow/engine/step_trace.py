@@ -11,7 +11,6 @@ import shutil
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -68,12 +67,7 @@ class StepTrace:
     def __enter__(self) -> StepTrace:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Keep what was traced; say so where nothing was."""
         if self._is_open:
             self.stop()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from redco_flow.search_path import library_environment
+
 # Devices of other kinds (WSL, AMD, TPUs) are not counted by their files.
 _OTHER_DEVICES = ("dxg", "kfd", "accel", "accel0", "vfio")
 _GPU_PLATFORMS = {"cuda", "gpu"}
+_SECONDS_TO_IMPORT = 60
 
 
 def count_local_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int | None:
@@ -61,6 +64,24 @@ class Finding:
     is_good: bool
     detail: str
     remedy: str = ""
+
+
+def output_of_python(check: str, program: str, *, remedy: str) -> str | Finding:
+    """Return what a program prints in a Python process of its own; the finding where it fails."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            env=library_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_IMPORT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(check, False, f"no answer in {_SECONDS_TO_IMPORT} s", remedy)
+    if done.returncode != 0:
+        return Finding(check, False, (done.stderr.strip().splitlines() or [""])[-1], remedy)
+    return done.stdout
 
 
 class CleanedHost(TypedDict):
@@ -116,10 +137,16 @@ _DISTRIBUTIONS = (
 
 def package_versions() -> dict[str, str]:
     """Return name to version, of Python and of what is installed here."""
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    return {"python": python, **installed_versions(_DISTRIBUTIONS)}
+
+
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return name to version of those that are installed here."""
     from importlib import metadata  # 15 ms, which no worker's first line waits for
 
-    versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    for name in _DISTRIBUTIONS:
+    versions = {}
+    for name in distributions:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

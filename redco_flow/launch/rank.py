@@ -34,6 +34,7 @@ from redco_flow.launch.supervisor import (
     Limits,
     LogWriter,
     Supervisor,
+    parser_of,
     remove_temporary_files,
     run_worker,
 )
@@ -77,7 +78,7 @@ class HeartbeatWatch:
 
         The first look at a file counts as a change, unless the file is too old on any clock.
         """
-        for path in self._files():
+        for path in (self._attempt.progress_path, *self._attempt.path.glob("ranks/*/heartbeat")):
             with suppress(OSError):  # also ESTALE, of a file that its node has replaced
                 with path.open("rb") as file:
                     content = file.read()
@@ -87,9 +88,6 @@ class HeartbeatWatch:
                     self._changed_at = self._clock()
                 self._seen[path] = content
         return self._clock() - self._changed_at < _SECONDS_OF_LIFE
-
-    def _files(self) -> list[Path]:
-        return [self._attempt.progress_path, *self._attempt.path.glob("ranks/*/heartbeat")]
 
 
 @dataclass
@@ -220,10 +218,7 @@ def _size(path: Path) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="redco_flow.launch.rank")
-    parser.add_argument("attempt", type=Path)
-    parser.add_argument("--stall-seconds", type=float, required=True)
-    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser = parser_of("redco_flow.launch.rank")
     parser.add_argument("--gpus-per-host", type=int, default=0)
     parser.add_argument("--rendezvous-seconds", type=int, default=300)
     parser.add_argument("--fabric", action="append", default=[])

@@ -77,7 +77,7 @@ class LooksRedactor:
     def _safe_bytes(self, line: bytes) -> int:
         """Count the leading bytes of a line that are safe to show: words before any keyword."""
         at = min(self._keys.may_begin_at(line), rule_set().first_keyword(line))
-        return _start_of_word(line, at)
+        return max(line.rfind(b" ", 0, at), line.rfind(b"\t", 0, at)) + 1
 
     def _beginning(self, line: bytes) -> tuple[bytes, bytes]:
         """Cut a line that is too long to hold; a secret at the cut goes with the beginning."""
@@ -97,10 +97,6 @@ class LooksRedactor:
         end = _end_of_token(chunk)
         self._is_inside_token = end == len(chunk)
         return chunk[end:]
-
-
-def _start_of_word(line: bytes, at: int) -> int:
-    return max(line.rfind(b" ", 0, at), line.rfind(b"\t", 0, at)) + 1
 
 
 def _end_of_token(data: bytes) -> int:

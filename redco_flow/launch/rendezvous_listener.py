@@ -216,11 +216,7 @@ class Listener:
         return True
 
     def _message(self, connection: Connection) -> Joining | None:
-        """Return what the connection has said, or None where it has not said all.
-
-        Raises:
-            ValueError: it does not belong here; says why.
-        """
+        """Return what the connection has said, or None where it has not said all."""
         if connection.joining is not None:
             raise ValueError("it goes on talking")
         data = connection.data

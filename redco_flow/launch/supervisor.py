@@ -359,11 +359,17 @@ def job_record(attempt: AttemptDirectory, supervisor: ProcessIdentity) -> dict[s
     }
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="redco_flow.launch.supervisor")
+def parser_of(program: str) -> argparse.ArgumentParser:
+    """Return a parser of what all programs take that supervise an attempt."""
+    parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("attempt", type=Path)
     parser.add_argument("--stall-seconds", type=float, required=True)
     parser.add_argument("--grace-seconds", type=float, required=True)
+    return parser
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = parser_of("redco_flow.launch.supervisor")
     parser.add_argument("--walltime-seconds", type=float)
     parser.add_argument("--ready-fd", type=int)
     return parser.parse_args(arguments)

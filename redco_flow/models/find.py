@@ -138,11 +138,7 @@ def find_config(name: str) -> Any:
 
 
 def _exists(dotted: str) -> bool:
-    """Whether there is such a module; its parents are imported, as Python's search needs them.
-
-    Raises:
-        ValueError: a parent fails to import; the message says how.
-    """
+    """Whether there is such a module; its parents are imported, as Python's search needs them."""
     if not all(part.isidentifier() for part in dotted.split(".")):
         return False
     try:

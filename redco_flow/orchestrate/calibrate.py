@@ -15,7 +15,7 @@ from typing import Any
 from redco_flow.errors import StageFailed, UsageError
 from redco_flow.orchestrate.run.device_checks import check_devices
 from redco_flow.orchestrate.run.plan import make_plan
-from redco_flow.orchestrate.run.start import start_run
+from redco_flow.orchestrate.run.start import spawn, write_run
 from redco_flow.records import read_json
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import load_pipeline
@@ -106,7 +106,7 @@ def _start(
     for note in check_devices(resolved, measured, plan, os.environ):
         _log.warning("%s", note)
     Workspace.open(profile.workspace)
-    return start_run(
+    run = write_run(
         resolved,
         measured,
         Workspace.open(directory),
@@ -114,3 +114,5 @@ def _start(
         profile_name=profile_name,
         overrides=overrides,
     )
+    spawn(run)
+    return run

@@ -6,29 +6,25 @@ its own, as a worker would ask it.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
-from redco_flow.launch.host_facts import Finding
+from redco_flow.launch.host_facts import Finding, installed_versions, output_of_python
 from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring.serving_record import Serving
-from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.planned_fits import errors_text, like, recent_comparisons
 from redco_flow.tracking.schedules import list_schedules
 from redco_flow.tracking.workspace import Workspace
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "datasets", "transformers", "prefect")
-_JAX_TIMEOUT_SECONDS = 60
 _MIN_FREE_GIB = 2.0
 _NUM_RUNS_SHOWN = 3
 _DEVICES_PROGRAM = (
@@ -68,13 +64,10 @@ def _check_python(profile: Profile) -> Finding:
 
 
 def _check_packages(profile: Profile) -> Finding:
-    versions, missing = [], []
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(package)
-    detail = ", ".join(versions) + (f"; missing: {', '.join(missing)}" if missing else "")
+    found = installed_versions(_PACKAGES)
+    missing = [package for package in _PACKAGES if package not in found]
+    detail = ", ".join(f"{name} {version}" for name, version in found.items())
+    detail += f"; missing: {', '.join(missing)}" if missing else ""
     return Finding("packages", not missing, detail, f"pip install {' '.join(missing)}")
 
 
@@ -133,20 +126,10 @@ def gpus_per_host(profile: Profile) -> int:
 
 def _check_devices(profile: Profile) -> Finding:
     remedy = "run `python -c 'import jax; print(jax.devices())'` and mend what it reports"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _DEVICES_PROGRAM],
-            env=library_environment(),
-            capture_output=True,
-            text=True,
-            timeout=_JAX_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Finding("devices", False, f"JAX said nothing in {_JAX_TIMEOUT_SECONDS} s", remedy)
-    if done.returncode != 0:
-        return Finding("devices", False, (done.stderr.strip().splitlines() or [""])[-1], remedy)
-    found = json.loads(done.stdout.splitlines()[-1])
+    output = output_of_python("devices", _DEVICES_PROGRAM, remedy=remedy)
+    if isinstance(output, Finding):
+        return output
+    found = json.loads(output.splitlines()[-1])
     count = profile.num_cpu_devices if found["platform"] == "cpu" else found["count"]
     return Finding("devices", True, f"{count} × {found['kind']} ({found['platform']})")
 

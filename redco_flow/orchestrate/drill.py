@@ -16,7 +16,7 @@ from pathlib import Path
 from redco_flow.errors import UsageError
 from redco_flow.launch.processes import FAULT_VARIABLE, FAULTS
 from redco_flow.orchestrate.run.plan import make_plan
-from redco_flow.orchestrate.run.start import retry_run, start_run
+from redco_flow.orchestrate.run.start import retry_run, spawn, write_run
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile, RetryBudgets
@@ -125,7 +125,7 @@ class _Drills:
         path = find_file("pipelines", "drill.yaml")
         resolved = load_pipeline(path, overrides, profile)
         workspace = Workspace.open(profile.workspace)
-        run = start_run(
+        run = write_run(
             resolved,
             profile,
             workspace,
@@ -133,6 +133,7 @@ class _Drills:
             profile_name=self.profile_name,
             overrides=overrides,
         )
+        spawn(run)
         self.follow(run)
         return run
 

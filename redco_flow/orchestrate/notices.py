@@ -92,17 +92,10 @@ def tell_end(
         log(f"warning: the notices of the run's end failed: {type(error).__name__}: {error}")
 
 
-def tell_at_once(
-    notice: Notice,
-    section: NotifySection,
-    log: Log,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    pauses: Sequence[float] = SECONDS_BEFORE_AGAIN,
-) -> None:
+def tell_at_once(notice: Notice, section: NotifySection, log: Log) -> None:
     """Tell what is no run's, whose record its caller keeps; arguments as of `tell_end`."""
-    for channel, send in channels_of(section, environ).items():
-        _tried(channel, send, notice, pauses, log)
+    for channel, send in channels_of(section, os.environ).items():
+        _tried(channel, send, notice, SECONDS_BEFORE_AGAIN, log)
 
 
 def read_section(run: RunDirectory) -> NotifySection | None:

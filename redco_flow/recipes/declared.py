@@ -356,11 +356,7 @@ _NUM_ARGUMENTS: Mapping[str, int] = {
 
 
 def _check_functions(module: ModuleType, *, has_texts: bool) -> None:
-    """Refuse a module that is no recipe of rows.
-
-    Raises:
-        ValueError: a function is missing or takes other arguments, or COLUMNS or TARGET is wrong.
-    """
+    """Refuse a module that is no recipe of rows."""
     needed = _NUM_ARGUMENTS
     if hasattr(module, "build"):
         needed = {"collate_fn": 1, "build": 1 + has_texts}

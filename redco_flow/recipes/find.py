@@ -104,11 +104,7 @@ def _checked_recipe(name: str) -> str:
 
 
 def _checked_settings(settings: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    """Return a Config's settings.
-
-    Raises:
-        ValueError: there are some, and the recipe has none.
-    """
+    """Return a Config's settings."""
     name = info.data.get("recipe")  # an error of the recipe is reported as such
     if settings and name is not None and find_recipe(name).settings_type is None:
         raise ValueError(f"recipe '{name}' has no settings: its module has no class {SETTINGS}.")

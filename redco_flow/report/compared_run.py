@@ -134,7 +134,6 @@ class ComparedRun:
         return found
 
     def _evaluations(self) -> Iterator[tuple[str, Artifact]]:
-        """Yield each stage that made a metrics artifact, with the artifact."""
         for stage, entry in self.entries.items():
             # The result, where a launcher has not collected it yet.
             result = self.results.get(stage)

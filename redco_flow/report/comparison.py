@@ -116,7 +116,10 @@ def runs_table(
             Cell(one.label),
             Cell("", mark=one.state),
             Cell(duration(one.seconds), is_number=True),
-            *(Cell(_setting(one, key)) for key in settings),
+            *(
+                Cell(value_text(one.settings[key]) if key in one.settings else "–")
+                for key in settings
+            ),
             *(
                 _score(one.metrics.get(name), best[name], reasons[name].get(one.label, ""))
                 for name in metrics
@@ -134,10 +137,6 @@ def runs_table(
     ]
     links = {one.label: f"/run/{one.run.id}/" for one in runs}
     return Table(", ".join(caption), header, rows, names, may_transpose=True, links=links)
-
-
-def _setting(run: ComparedRun, key: str) -> str:
-    return value_text(run.settings[key]) if key in run.settings else "–"
 
 
 def parts_tables(runs: Sequence[ComparedRun]) -> Iterator[Table]:

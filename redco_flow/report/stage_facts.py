@@ -80,7 +80,6 @@ class StageFacts:
 
     @cached_property
     def _call(self) -> dict[str, Any]:
-        """The call of its last attempt."""
         try:
             return dict((self.last_attempt and self.last_attempt.read_call()) or {})
         except DAMAGED:

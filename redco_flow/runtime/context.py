@@ -5,7 +5,6 @@ Writes progress.json and metrics.jsonl of the attempt, and passes on requests to
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -13,13 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from redco_flow.errors import ArtifactError, WorkspaceError
 from redco_flow.launch.redaction import redact_record
 from redco_flow.records import append_json_line, open_no_link
 from redco_flow.spec.secrets import secret_values
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import LASTING, AttemptDirectory, StageProgress
 from redco_flow.tracking.process_identity import utc_now
 
 if TYPE_CHECKING:
@@ -121,38 +120,6 @@ class StopFlag:
         self.is_watched = False
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The record in progress.json: None where the stage has not said."""
-
-    phase: str | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: float | None = None
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    seconds_left: float | None = None
-    devices: str | None = None
-    parameters: str | None = None
-    warning: str | None = None
-    tflops_per_device: float | None = None
-    mfu: float | None = None
-    peak_memory_bytes: int | None = None
-    step_seconds: float | None = None
-
-
-# What is said for good, whatever the phase.
-_LASTING = (
-    "devices",
-    "parameters",
-    "warning",
-    "tflops_per_device",
-    "mfu",
-    "peak_memory_bytes",
-    "step_seconds",
-)
-
-
 @dataclass
 class StageContext:
     """The context in which a stage runs.
@@ -180,7 +147,9 @@ class StageContext:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     stop: StopFlag = field(default_factory=StopFlag)
     verify_inputs: Callable[[], None] = field(default=lambda: None, repr=False)
-    _progress: Progress = field(default=Progress(), init=False, repr=False)
+    _progress: dict[str, Any] = field(
+        default_factory=lambda: dict.fromkeys(StageProgress.__annotations__), init=False, repr=False
+    )
     _written_at: float = field(default=-math.inf, init=False, repr=False)
     _is_pending: bool = field(default=False, init=False, repr=False)
 
@@ -220,51 +189,29 @@ class StageContext:
             "since": utc_now(),
         }
 
-    def report(
-        self,
-        *,
-        phase: str | None = None,
-        step: int | None = None,
-        total_steps: int | None = None,
-        epoch: float | None = None,
-        loss: float | None = None,
-        tokens_per_second: float | None = None,
-        seconds_left: float | None = None,
-        devices: str | None = None,
-        parameters: str | None = None,
-        warning: str | None = None,
-        tflops_per_device: float | None = None,
-        mfu: float | None = None,
-        peak_memory_bytes: int | None = None,
-        step_seconds: float | None = None,
-    ) -> None:
+    def report(self, **said: Unpack[StageProgress]) -> None:
         """Write the stage's progress, which is also its heartbeat: call it every few minutes.
 
-        What is not given keeps its last value within a phase; `devices`, `parameters`, `warning`
-        and how well devices are used keep it in all phases. Cheap: written at most twice a second,
-        at once when the phase changes; `flush` writes what was held back.
+        What is not given keeps its last value within a phase, and `devices`, `parameters`,
+        `warning`, `tflops_per_device`, `mfu`, `peak_memory_bytes` and `step_seconds` in all phases.
+        Cheap: written at most twice a second, at once when the phase changes; `flush` writes what
+        was held back.
+
+        Args:
+            said: these, `phase`, `step`, `total_steps`, `epoch`, `loss`, `tokens_per_second`,
+                `seconds_left`.
+
+        Raises:
+            TypeError: there is no such key.
         """
-        said = Progress(
-            phase=phase,
-            step=step,
-            total_steps=total_steps,
-            epoch=epoch,
-            loss=loss,
-            tokens_per_second=tokens_per_second,
-            seconds_left=seconds_left,
-            devices=devices,
-            parameters=parameters,
-            warning=warning,
-            tflops_per_device=tflops_per_device,
-            mfu=mfu,
-            peak_memory_bytes=peak_memory_bytes,
-            step_seconds=step_seconds,
-        )
-        given = {name: _plain(v) for name, v in dataclasses.asdict(said).items() if v is not None}
-        is_new_phase = phase is not None and phase != self._progress.phase
-        lasting = {name: getattr(self._progress, name) for name in _LASTING}
-        base = Progress(**lasting) if is_new_phase else self._progress
-        self._progress = dataclasses.replace(base, **given)
+        if unknown := said.keys() - StageProgress.__annotations__:
+            raise TypeError(f"progress has no {', '.join(sorted(unknown))}")
+        given = {name: _plain(value) for name, value in said.items() if value is not None}
+        is_new_phase = given.get("phase", self._progress["phase"]) != self._progress["phase"]
+        if is_new_phase:
+            given = {name: self._progress[name] for name in LASTING} | given
+            self._progress = dict.fromkeys(self._progress)
+        self._progress.update(given)
         self._is_pending = True
         if is_new_phase or time.monotonic() - self._written_at >= _SECONDS_BETWEEN_REPORTS:
             self.flush()
@@ -272,13 +219,14 @@ class StageContext:
     @property
     def devices(self) -> str | None:
         """The devices that the stage reported."""
-        return self._progress.devices
+        devices: str | None = self._progress["devices"]
+        return devices
 
     def flush(self) -> None:
         """Write the last report if it was held back."""
         if not self._is_pending:
             return
-        record = self._redacted(dataclasses.asdict(self._progress)) | {"time": utc_now()}
+        record = self._redacted(self._progress) | {"time": utc_now()}
         path = self.attempt_dir.progress_path
         # Not durable on purpose: an fsync twice a second would cost the training loop percents.
         temporary = path.with_name(f".{path.name}.tmp")

@@ -131,11 +131,7 @@ class ProcessGroup:
 
 
 def _check_port(coordinator: str) -> None:
-    """Refuse a port that is taken: JAX may end the process at one, without a word.
-
-    Raises:
-        CannotMeet: it is taken.
-    """
+    """Refuse a port that is taken: JAX may end the process at one, without a word."""
     try:
         socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
     except OSError as error:

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated
-
-from pydantic import AfterValidator
-
-from redco_flow.spec.model import PositiveFloat, PositiveInt, StrictModel, Text
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from error
-    return text
+from redco_flow.spec.model import PositiveFloat, PositiveInt, Regex, StrictModel, Text
 
 
 class GpuArchitecture(StrictModel):
@@ -59,7 +46,7 @@ class DeviceFacts(StrictModel):
     """
 
     kind: Text | None = None
-    reported: Annotated[Text, AfterValidator(_pattern)] | None = None
+    reported: Regex | None = None
     bfloat16_tflops: PositiveFloat | None = None
     tf32_tflops: PositiveFloat | None = None
     float32_tflops: PositiveFloat | None = None

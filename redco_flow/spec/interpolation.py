@@ -194,8 +194,6 @@ class _Interpolation:
 
 
 def _expand(text: str, value_of: Callable[[str], Scalar]) -> Scalar:
-    """Return a text with its references replaced by their values."""
-
     def part(found: re.Match[str]) -> str:
         if found.group() == "$${":
             return "${"

@@ -10,8 +10,6 @@ until asked.
 
 from __future__ import annotations
 
-import importlib.util
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
@@ -20,12 +18,13 @@ from redco_flow.spec.names import (
     PYTHON_PREFIX,
     NoSuchModuleError,
     import_named,
+    known_modules,
     named_module,
     nearest,
 )
 
 METRICS_PACKAGE = "redco_flow.metrics"
-_NOT_METRICS = frozenset({"confusion", "correlation", "porter_stemmer", "settings", "tokenizers"})
+_DEFINES = ("compute", "of_likelihoods", "of_answers")
 
 
 @runtime_checkable
@@ -184,12 +183,9 @@ def check_predictions(name: str, metric: Metric, predictions: Sequence[Any]) -> 
             )
 
 
-def metric_names() -> list[str]:
-    """List the metrics of `redco_flow.metrics`, sorted, without importing them."""
-    package = importlib.util.find_spec(METRICS_PACKAGE)
-    locations = (package.submodule_search_locations if package else None) or []
-    names = (module.name for module in pkgutil.iter_modules(locations))
-    return sorted(name for name in names if name not in _NOT_METRICS)
+def metric_names() -> tuple[str, ...]:
+    """Return the metrics of `redco_flow.metrics`, sorted, without importing them."""
+    return known_modules(METRICS_PACKAGE, defines=_DEFINES)
 
 
 def metric_module(name: str) -> str:

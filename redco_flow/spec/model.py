@@ -155,6 +155,15 @@ def _revision(text: str) -> str:
     return text
 
 
+def checked_regex(text: str) -> str:
+    """Return a regex that compiles; else raise ValueError."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regex: {error}") from error
+    return text
+
+
 def _number_as_text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
@@ -168,6 +177,7 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 Line = Annotated[Text, AfterValidator(_one_line)]
+Regex = Annotated[Text, AfterValidator(checked_regex)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text])]
 """Texts; one alone needs no brackets: `metrics: bleu`."""
 

@@ -83,9 +83,6 @@ class LoginNode(SshTarget):
 
     Args:
         address: a host name, an IP address or an alias of ~/.ssh/config.
-        user, port: None leaves them to ~/.ssh/config, then to SSH's own defaults.
-        key: a private key's file on this machine; None takes the agent's and SSH's default files.
-        jump_host: `[USER@]HOST[:PORT]` through which it is reached.
         known_hosts: the file of its key; None takes ~/.ssh/known_hosts. No other key is accepted.
         workspace: the workspace on the cluster; takes the place of the profile's `workspace`.
         python: the interpreter there that has redco-flow: a path, or a name in its PATH.

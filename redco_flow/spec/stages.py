@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from redco_flow.errors import Problem
 from redco_flow.local_paths import is_file, is_folder
 from redco_flow.spec.data_files import as_list, missing_file
@@ -439,11 +437,6 @@ def _add_stage(space: KeySpace, document: Document, name: str) -> None:
         else:
             space.settings.add(full)
             if path[0] not in _OF_ONE_STAGE:
-                space.meanings[full] = _meaning(path, info)
+                space.meanings[full] = (path, repr(info))
         if is_open(info.annotation):
             space.open_paths.add(full)
-
-
-def _meaning(path: TextPath, info: FieldInfo) -> tuple[TextPath, str]:
-    """Return what a stage's setting means: its place in the Config, its type and its default."""
-    return path, repr(info)

@@ -196,11 +196,7 @@ def _cut_own_end(part: Any, end: Sequence[int]) -> bool:
 
 
 def _kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
-    """Return how many tokens of one text or two are kept, as `tokenizers` cuts the longest first.
-
-    Raises:
-        ValueError: there is no room for a token of each.
-    """
+    """Return how many tokens of one text or two stay, as `tokenizers` cuts the longest first."""
     if room < len(lengths):
         raise ValueError(
             f"the maximal length leaves {room} tokens beside those of the tokenizer's template and "

@@ -257,12 +257,7 @@ class AliasStore:
 
 
 def _checked(record: AliasRecord, name: AliasName, path: Path) -> Alias:
-    """The alias of a record.
-
-    Raises:
-        DamagedRecord: its digest differs, it is another alias's, or its events cannot have happened
-            in this order.
-    """
+    """The alias of a record."""
     if (record.digest or record.format >= _FIRST_WITH_DIGEST) and (
         record.digest != record.computed_digest()
     ):

@@ -347,11 +347,7 @@ class ArtifactStore:
 
 
 def _read(directory: Path) -> Artifact | None:
-    """One artifact by its manifest.
-
-    Raises:
-        DamagedRecord: the manifest is damaged, or another artifact's.
-    """
+    """One artifact by its manifest."""
     path = f"{directory}/manifest.json"  # a Path would take longer than the reading
     try:
         manifest = read_record(path, Manifest)

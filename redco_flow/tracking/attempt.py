@@ -105,21 +105,36 @@ class CallRecord(TypedDict, total=False):
     num_shards: int
 
 
-class ProgressRecord(TypedDict, total=False):
-    """progress.json, by the worker; its change is the worker's heartbeat."""
+class LastingProgress(TypedDict, total=False):
+    """The part of progress.json that holds in all phases: devices, their use, and the model."""
 
-    phase: str
+    devices: str | None
+    parameters: str | None
+    warning: str | None
+    tflops_per_device: float | None
+    mfu: float | None
+    peak_memory_bytes: int | None
+    step_seconds: float | None
+
+
+LASTING = tuple(LastingProgress.__annotations__)
+
+
+class StageProgress(LastingProgress, total=False):
+    """The part of progress.json that a stage reports; None where it has not said."""
+
+    phase: str | None
     step: int | None
     total_steps: int | None
     epoch: float | None
     loss: float | None
     tokens_per_second: float | None
     seconds_left: float | None
-    devices: str | None
-    tflops_per_device: float | None
-    mfu: float | None
-    peak_memory_bytes: int | None
-    step_seconds: float | None
+
+
+class ProgressRecord(StageProgress, total=False):
+    """progress.json, by the worker; its change is the worker's heartbeat."""
+
     time: str
 
 

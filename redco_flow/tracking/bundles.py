@@ -306,11 +306,7 @@ class _Checked:
 
 
 def _checked(folder: Path, names: set[str]) -> _Checked:
-    """Read a bundle's records; compare every digest, and the names of all members.
-
-    Raises:
-        _Wrong: something differs.
-    """
+    """Read a bundle's records; compare every digest, and the names of all members."""
     try:
         index = read_record(folder / _INDEX, IndexRecord)
         if index["format"] != FORMAT:

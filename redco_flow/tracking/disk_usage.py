@@ -55,11 +55,12 @@ class InodeCount:
         """Return what deleting everything counted frees: inodes that have no other name."""
         found = self._inodes.items()
         # The number of links of a directory counts its subdirectories.
-        gone = (one for key, one in found if _is_directory(one) or self._has_all_names(key))
+        gone = (
+            one
+            for key, one in found
+            if _is_directory(one) or self._num_names[key] >= self._inodes[key].st_nlink
+        )
         return sum(map(_size, gone), DiskSize())
-
-    def _has_all_names(self, key: tuple[int, int]) -> bool:
-        return self._num_names[key] >= self._inodes[key].st_nlink
 
 
 def _size(status: os.stat_result) -> DiskSize:

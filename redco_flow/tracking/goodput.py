@@ -7,7 +7,7 @@ a training that runs it ends with the last log record.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -59,10 +59,6 @@ class TimeParts:
         """Return `goodput`, `total` and every part, in seconds."""
         parts = {"total": self.total, **asdict(self)}
         return {"goodput": round(self.goodput, 6), **{k: round(v, 3) for k, v in parts.items()}}
-
-    def plus(self, **seconds: float) -> TimeParts:
-        """Return these parts with more of some of them."""
-        return replace(self, **{name: getattr(self, name) + s for name, s in seconds.items()})
 
 
 @dataclass(frozen=True)

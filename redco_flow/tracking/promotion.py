@@ -233,11 +233,7 @@ class PromotionCandidate:
             )
 
     def _evaluations(self, key: str, checkpoint_id: str, whose: str) -> list[Artifact]:
-        """The evaluations of a checkpoint that have the score, the latest first.
-
-        Raises:
-            NotPromoted: there is none.
-        """
+        """The evaluations of a checkpoint that have the score, the latest first."""
         found = evaluations_of(self.workspace, checkpoint_id)
         fitting = [one for one in found if key in scores_of(one)]
         fitting.sort(key=lambda one: find_deletion(one) is not None)  # deleted ones last
@@ -255,11 +251,7 @@ class PromotionCandidate:
         )
 
     def _comparable_pair(self, key: str, rival: Alias) -> tuple[Artifact, Artifact]:
-        """Evaluations of both that can be compared, the latest there are.
-
-        Raises:
-            NotPromoted: no two can be; says why of the latest two.
-        """
+        """Evaluations of both that can be compared, the latest there are."""
         ours = self._evaluations(key, self.checkpoint.id, "the checkpoint")
         theirs = self._evaluations(key, rival.checkpoint, str(rival.name))
         pairs = [(one, other) for one in ours for other in theirs]
@@ -271,11 +263,7 @@ class PromotionCandidate:
 
 
 def _gain(condition: Condition, summary: MetricsSummary, difference: float) -> float:
-    """A difference to something else as a gain: positive is better, whatever the metric.
-
-    Raises:
-        UsageError: the condition has the other direction than the metric.
-    """
+    """A difference to something else as a gain: positive is better, whatever the metric."""
     is_larger_better = summary.directions.get(condition.key, "max") == "max"
     sign, better = (">", "larger") if is_larger_better else ("<", "smaller")
     if condition.sign != sign:

@@ -292,18 +292,11 @@ def _without(values: Any, path: Sequence[str]) -> Any:
     return {**values, path[0]: _without(values[path[0]], path[1:])}
 
 
-def first_difference(old: Ingredients, new: Ingredients) -> Difference | None:
-    """Return the first ingredient that differs; None for equal fingerprints.
+def differences(old: Ingredients, new: Ingredients) -> Iterator[Difference]:
+    """Yield every ingredient that differs.
 
     Kind and settings come first, then data, inputs, code: a changed setting explains a changed
     input, not the reverse.
-    """
-    return next(differences(old, new), None)
-
-
-def differences(old: Ingredients, new: Ingredients) -> Iterator[Difference]:
-    """Yield every ingredient that differs, in the order of `first_difference`.
-
     Which paths are of directories whose files are in `data` is not listed, nor is such a path that
     differs where both sides have one there.
     """

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from redco_flow.engine.devices import find_device
-from redco_flow.engine.step.links import Fabrics, Links, NotPredicted, find_traffic
+from redco_flow.engine.step.links import Fabrics, Figures, Links, NotPredicted, find_traffic
 from redco_flow.engine.step.program import Program
 from redco_flow.engine.step.step_time import BEST, USUAL, WORST, predict_step_time
 
@@ -238,7 +238,7 @@ def test_traffic_is_of_the_axes_that_collectives_go_along_and_counts_loops():
         REDUCE.format(groups="replica_groups=[1,16]<=[16]").replace("%r", "%over_all"),
     ]
     found = Program(text.format(body="\n".join(lines), rhs="rhs_contracting_dims={0}"))
-    links = Links(find_device("h100"), [0] * 8 + [1] * 8, 1.0)
+    links = Links(Figures(find_device("h100")), [0] * 8 + [1] * 8, 1.0)
 
     traffic = find_traffic(found, links, {"data": 2, "fsdp": 4, "model": 2})
 

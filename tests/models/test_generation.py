@@ -14,7 +14,7 @@ from redco_flow.models.generation.generate import (
     LogitsProcessing,
     beam_search,
     generate,
-    greedy_search,
+    token_search,
 )
 
 t5 = find_model("t5")
@@ -290,7 +290,7 @@ def counting(steps: list[int], scores: np.ndarray) -> Any:
     return counted_step
 
 
-@pytest.mark.parametrize(("search", "num_beams"), [(greedy_search, 1), (beam_search, 2)])
+@pytest.mark.parametrize(("search", "num_beams"), [(token_search, 1), (beam_search, 2)])
 def test_the_loop_ends_when_every_row_has(search, num_beams):
     steps: list[int] = []
     always_end = np.zeros((4, 4, 4), np.float32)
@@ -351,7 +351,7 @@ def test_of_equally_likely_tokens_the_first_is_taken_and_none_beyond_the_vocabul
     logits = np.full((4, 4, 4), 1.0, np.float32)
     logits[0, 0], logits[0, 2] = (0.0, -1.0, 3.0, 3.0), (np.nan, 0.0, 0.0, 0.0)
 
-    found = greedy_search(
+    found = token_search(
         partial(chain_step, jnp.asarray(logits)), chain_cache(1, 1), max_new_tokens=2, **SPECIAL
     )
 

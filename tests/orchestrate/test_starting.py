@@ -40,12 +40,16 @@ def test_a_page_that_is_known_after_the_runs_end_leaves_the_next_launchers_state
 
 
 @pytest.mark.slow
-def test_a_training_whose_fingerprint_had_the_path_of_its_model_is_not_started_over(runs, tmp_path):
+def test_a_training_whose_fingerprint_had_the_path_of_its_model_is_not_started_over(
+    runs, tmp_path, monkeypatch
+):
     (tmp_path / "rows.jsonl").touch()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
-    run = runs.start(TUNED.format(tmp_path / "model"), ["train.digested=[config.json]"])
+    monkeypatch.chdir(tmp_path)
+    run = runs.start(TUNED.format("./model"), ["train.digested=[config.json]"])
     wait_for_end(run)
+    monkeypatch.chdir("/")  # it is resumed from another directory
     path = run.latest_attempt("train").call_path
     call = json.loads(path.read_text())
     step = runs.workspace.work_directory(call["fingerprint"]) / "checkpoints" / "3"

@@ -86,3 +86,15 @@ def test_columns_of_unequal_lengths_are_refused(tmp_path):
     with SplitWriter(tmp_path / "rows.arrow", COLUMNS) as writer:
         with pytest.raises(AssertionError, match="unequal lengths"):
             writer.write({**rows_of(0, 3), "ids": FlatIds([[1]])})
+
+
+@pytest.mark.parametrize(
+    ("column", "values"), [("row_id", ["a", None]), ("references", [["a"], ["b", None]])]
+)
+def test_a_value_that_is_not_a_text_is_refused_with_its_row_and_column(tmp_path, column, values):
+    with SplitWriter(tmp_path / "rows.arrow", COLUMNS) as writer:
+        writer.write(rows_of(0, 3))
+        with pytest.raises(
+            ValueError, match=f"row 4 of rows.arrow has None in the column '{column}'"
+        ):
+            writer.write({**rows_of(3, 5), column: values})

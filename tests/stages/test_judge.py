@@ -252,7 +252,7 @@ def test_a_judge_that_cannot_start_is_told_before_the_run(tmp_path):
     [
         ({"metrics": ["pass_at_k"]}, "is needed for pass_at_k"),
         ({"metrics": ["bleu"], "judge": {}}, "is for metrics of several answers"),
-        ({"metrics": ["pass_at_k"], "judge": {"extract": "("}}, "is no regular expression"),
+        ({"metrics": ["pass_at_k"], "judge": {"extract": "("}}, "is not a regex"),
         ({"metrics": ["pass_at_k"], "judge": {"k": [2, 2]}}, "names a number twice"),
         ({"metrics": ["pass_at_k"], "judge": {"memory_mib": 9}}, "there is no 'program'"),
         (

@@ -7,7 +7,6 @@ from redco_flow.tracking.results import (
     Difference,
     differences,
     fingerprint,
-    first_difference,
 )
 
 INGREDIENTS = {
@@ -32,7 +31,7 @@ def test_the_order_of_keys_does_not_matter():
     reordered = {key: INGREDIENTS[key] for key in reversed(INGREDIENTS)}
 
     assert fingerprint(reordered) == fingerprint(INGREDIENTS)
-    assert first_difference(INGREDIENTS, reordered) is None
+    assert not [*differences(INGREDIENTS, reordered)]
     assert len(fingerprint(INGREDIENTS)) == 64
 
 
@@ -51,7 +50,7 @@ def test_every_ingredient_changes_the_fingerprint_and_is_named(path, value):
     changed = _changed(*path, value=value)
 
     assert fingerprint(changed) != fingerprint(INGREDIENTS)
-    difference = first_difference(INGREDIENTS, changed)
+    difference = next(differences(INGREDIENTS, changed))
     assert difference.key == ".".join(path)
     assert difference.new == value
 
@@ -75,8 +74,8 @@ def test_a_changed_setting_is_named_before_the_changed_input_that_follows_from_i
 def test_added_and_removed_keys_are_differences():
     added = _changed("settings", "num_beams", value=4)
 
-    assert first_difference(INGREDIENTS, added) == Difference("settings.num_beams", ABSENT, 4)
-    assert first_difference(added, INGREDIENTS) == Difference("settings.num_beams", 4, ABSENT)
+    assert next(differences(INGREDIENTS, added)) == Difference("settings.num_beams", ABSENT, 4)
+    assert next(differences(added, INGREDIENTS)) == Difference("settings.num_beams", 4, ABSENT)
 
 
 def test_numbers_that_only_python_calls_equal_differ_as_their_fingerprints_do():
@@ -84,13 +83,13 @@ def test_numbers_that_only_python_calls_equal_differ_as_their_fingerprints_do():
         changed = _changed("settings", "seed", value=value)
 
         assert fingerprint(changed) != fingerprint(INGREDIENTS)
-        assert first_difference(INGREDIENTS, changed).key == "settings.seed"
+        assert next(differences(INGREDIENTS, changed)).key == "settings.seed"
 
 
 def test_a_difference_reads_as_a_sentence_with_short_digests():
-    rate = first_difference(INGREDIENTS, _changed("settings", "learning_rate", value=2e-4))
-    data = first_difference(INGREDIENTS, _changed("data", "train", value="d" * 64))
-    inputs = first_difference(INGREDIENTS, _changed("inputs", "dataset", value=["d" * 64]))
+    rate = next(differences(INGREDIENTS, _changed("settings", "learning_rate", value=2e-4)))
+    data = next(differences(INGREDIENTS, _changed("data", "train", value="d" * 64)))
+    inputs = next(differences(INGREDIENTS, _changed("inputs", "dataset", value=["d" * 64])))
 
     assert str(rate) == "settings.learning_rate: 0.0001 → 0.0002"
     assert str(data) == "data.train: bbbbbbbbbbbb → dddddddddddd"

@@ -157,65 +157,44 @@ def _is_float(value: Any) -> bool:
     return bool(jnp.issubdtype(value.dtype, jnp.floating))
 
 
-def _broadcast(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
-) -> _Results | None:
-    parts = fused[0]
-    if parts is None:
-        return None
+def _broadcast(equation: Any, value: Any, parts: FusedParts) -> _Results | None:
     position = equation.params["broadcast_dimensions"][parts.position]
-    return [(value, parts.at(position)) for value in bind(equation, values)]
+    return [(value, parts.at(position)) for value in bind(equation, [value])]
 
 
-def _transpose(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
-) -> _Results | None:
-    parts = fused[0]
-    if parts is None:
-        return None
+def _transpose(equation: Any, value: Any, parts: FusedParts) -> _Results | None:
     position = tuple(equation.params["permutation"]).index(parts.position)
-    return [(value, parts.at(position)) for value in bind(equation, values)]
+    return [(value, parts.at(position)) for value in bind(equation, [value])]
 
 
-def _squeeze(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
-) -> _Results | None:
-    parts = fused[0]
-    if parts is None:
-        return None
+def _squeeze(equation: Any, value: Any, parts: FusedParts) -> _Results | None:
     gone = sum(dim < parts.position for dim in equation.params["dimensions"])
-    return [(value, parts.at(parts.position - gone)) for value in bind(equation, values)]
+    return [(value, parts.at(parts.position - gone)) for value in bind(equation, [value])]
 
 
-def _reduce(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
-) -> _Results | None:
+def _reduce(equation: Any, value: Any, parts: FusedParts) -> _Results | None:
     """A sum or a largest value of all columns is the same in any order."""
-    parts, axes = fused[0], equation.params["axes"]
-    if parts is None:
-        return None
+    axes = equation.params["axes"]
     gone = sum(axis < parts.position for axis in axes)
     left = None if parts.position in axes else parts.at(parts.position - gone)
-    return [(value, left) for value in bind(equation, values)]
+    return [(value, left) for value in bind(equation, [value])]
 
 
-def _reshape(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
-) -> _Results | None:
+def _reshape(equation: Any, value: Any, parts: FusedParts) -> _Results | None:
     """Let dims beside the columns change; cut the columns where no part is cut across."""
-    parts, sizes = fused[0], tuple(equation.params["new_sizes"])
-    if parts is None or 0 in sizes:
+    sizes = tuple(equation.params["new_sizes"])
+    if 0 in sizes:
         return None
-    run = _same_run(values[0].shape, parts.position, sizes)
+    run = _same_run(value.shape, parts.position, sizes)
     if run is None:
         return None
     start, stop = run
     inner = math.prod(sizes[start + 1 : stop])
     if all(size // parts.num_shards % inner == 0 for size in parts.parts):
         smaller = replace(parts, position=start, parts=tuple(size // inner for size in parts.parts))
-        return [(values[0].reshape(sizes), smaller)]
+        return [(value.reshape(sizes), smaller)]
     if parts.is_even and sizes[start] == len(parts.parts):
-        return [(parts.stack(values[0]).reshape(sizes), None)]
+        return [(parts.stack(value).reshape(sizes), None)]
     return None
 
 
@@ -231,37 +210,29 @@ def _same_run(before: Sequence[int], position: int, after: Sequence[int]) -> tup
     return (start, stop) if math.prod(after[start:stop]) == size else None
 
 
-def _slice(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
-) -> _Results | None:
-    parts, params = fused[0], equation.params
-    if parts is None:
-        return None
+def _slice(equation: Any, value: Any, parts: FusedParts) -> _Results | None:
+    params = equation.params
     position, strides = parts.position, params["strides"]
     start, stop = params["start_indices"][position], params["limit_indices"][position]
     if (start, stop) == (0, parts.size) and (strides is None or strides[position] == 1):
-        return [(value, parts) for value in bind(equation, values)]
+        return [(value, parts) for value in bind(equation, [value])]
     is_else_whole = all(
         i == position or (0, size) == (params["start_indices"][i], params["limit_indices"][i])
-        for i, size in enumerate(values[0].shape)
+        for i, size in enumerate(value.shape)
     )
     if not is_else_whole or (strides is not None and any(stride != 1 for stride in strides)):
         return None
-    taken = _take(parts, values[0], int(start), int(stop))
+    taken = _take(parts, value, int(start), int(stop))
     return None if taken is None else [taken]
 
 
-def _split(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
-) -> _Results | None:
-    parts, params = fused[0], equation.params
-    if parts is None:
-        return None
+def _split(equation: Any, value: Any, parts: FusedParts) -> _Results | None:
+    params = equation.params
     if params["axis"] != parts.position:
-        return [(value, parts) for value in bind(equation, values)]
+        return [(value, parts) for value in bind(equation, [value])]
     taken, start = [], 0
     for size in params["sizes"]:
-        taken.append(_take(parts, values[0], start, start + int(size)))
+        taken.append(_take(parts, value, start, start + int(size)))
         start += int(size)
     found = [one for one in taken if one is not None]
     return found if len(found) == len(taken) else None
@@ -279,17 +250,28 @@ def _take(
     return parts.take(value, first, last), fewer if last - first > 1 else None
 
 
+def _of_one(handler: Callable[[Any, Any, FusedParts], _Results | None]) -> _Handler:
+    """Let a handler of operations with one operand be a handler like the others."""
+
+    def handle(
+        equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+    ) -> _Results | None:
+        return None if fused[0] is None else handler(equation, values[0], fused[0])
+
+    return handle
+
+
 _Handler = Callable[[Any, Sequence[Any], Sequence[FusedParts | None]], _Results | None]
 _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys((*ELEMENTWISE_NAMES, "convert_element_type", "select_n"), _each_column),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
-        _reduce,
+        _of_one(_reduce),
     ),
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
-    "squeeze": _squeeze,
-    "reshape": _reshape,
-    "slice": _slice,
-    "split": _split,
+    "broadcast_in_dim": _of_one(_broadcast),
+    "transpose": _of_one(_transpose),
+    "squeeze": _of_one(_squeeze),
+    "reshape": _of_one(_reshape),
+    "slice": _of_one(_slice),
+    "split": _of_one(_split),
 }

@@ -73,23 +73,15 @@ class Sending:
 
 
 @dataclass(frozen=True)
-class Links:
-    """The links of a program's devices.
+class Figures:
+    """The figures of a device.
 
     Args:
-        hosts: of each partition of the program, the number of its host.
-        share: of a link's speed that collectives attain.
-        fabrics: None: all hosts have one network.
-        usual_share: what a measured speed is of a link's.
-        facts: names of the device's figures that were used.
+        used: names of those that were asked for.
     """
 
     device: Device
-    hosts: Sequence[int]
-    share: float
-    fabrics: Fabrics | None = None
-    usual_share: float = 1.0
-    facts: dict[str, None] = field(default_factory=dict, compare=False)
+    used: dict[str, None] = field(default_factory=dict)
 
     def attained(self, fact: str, share: float, usual_share: float, what: str) -> float:
         """Return a share of one of the device's figures.
@@ -105,8 +97,26 @@ class Links:
         known = getattr(self.device, fact, None) if measured is None else measured / usual_share
         if known is None:
             raise NotPredicted(f"the speed of {what} is not known")
-        self.facts[fact] = None
+        self.used[fact] = None
         return share * float(known)
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a program's devices.
+
+    Args:
+        hosts: of each partition of the program, the number of its host.
+        share: of a link's speed that collectives attain.
+        fabrics: None: all hosts have one network.
+        usual_share: what a measured speed is of a link's.
+    """
+
+    figures: Figures
+    hosts: Sequence[int]
+    share: float
+    fabrics: Fabrics | None = None
+    usual_share: float = 1.0
 
     def send(self, kind: str, computation: Computation, one: Instruction) -> Sending:
         """Return the cost of a collective, its start included where it has one.
@@ -187,8 +197,8 @@ class Links:
         fact, others = "network_gb_s", "other hosts"
         if link == HOST:
             fact, others = "host_gb_s", "other devices of its host"
-        what = f"the link of {self.device.kind} to {others}"
-        return self.attained(fact, self.share, self.usual_share, what)
+        what = f"the link of {self.figures.device.kind} to {others}"
+        return self.figures.attained(fact, self.share, self.usual_share, what)
 
     def _seconds_of_turn(self, link: str) -> float:
         if link == BETWEEN and self.fabrics is not None:

@@ -222,16 +222,14 @@ def make_train_step(
             "step": state["step"] + 1,
         }
         if "skipped" in state:
-            is_finite = jnp.isfinite(summed.total) & jnp.isfinite(norm) & _all_finite(updates)
+            is_finite = (
+                jnp.isfinite(summed.total) & jnp.isfinite(norm) & jnp.isfinite(global_norm(updates))
+            )
             next_state = _keep_unless(is_finite, next_state, state)
             metrics["is_skipped"] = (~is_finite).astype(jnp.float32)
         return next_state, metrics
 
     return train_step
-
-
-def _all_finite(updates: Any) -> jax.Array:
-    return jnp.isfinite(global_norm(updates))
 
 
 def _keep_unless(is_finite: jax.Array, next_state: State, state: State) -> State:

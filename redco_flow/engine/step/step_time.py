@@ -17,6 +17,7 @@ from redco_flow.engine.devices import Device
 from redco_flow.engine.step.links import (
     COLLECTIVES,
     Fabrics,
+    Figures,
     Links,
     NotPredicted,
     kind_and_phase,
@@ -94,8 +95,9 @@ def predict_step_time(
     """
     if device.platform != "cuda":
         raise NotPredicted("no step on a TPU has been measured yet to compare with")
+    figures = Figures(device)
     timers = [
-        _Timer(program, links_of(device, hosts, fabrics, attained), attained)
+        _Timer(program, links_of(figures, hosts, fabrics, attained), attained)
         for attained in (USUAL, BEST, WORST)
     ]
     try:
@@ -105,14 +107,14 @@ def predict_step_time(
     except (LookupError, ValueError) as error:
         raise NotPredicted(f"the program's text is not as expected: {error!r}") from error
     seconds, least, most = (sum(spent.values()) for spent in (usual, best, worst))
-    return StepTime(seconds, least, most, usual, list(timers[0].links.facts))
+    return StepTime(seconds, least, most, usual, list(figures.used))
 
 
 def links_of(
-    device: Device, hosts: Sequence[int], fabrics: Fabrics | None, attained: Attained = USUAL
+    figures: Figures, hosts: Sequence[int], fabrics: Fabrics | None, attained: Attained = USUAL
 ) -> Links:
     """Return the links of devices, as fast as collectives make them."""
-    return Links(device, hosts, attained.links, fabrics, USUAL.links)
+    return Links(figures, hosts, attained.links, fabrics, USUAL.links)
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,8 @@ class _Timer:
             products = _attention(computation, one)
         elif products := self.program.products(computation, one):
             part = "products"
-        what = f"the memory of {self.links.device.kind}"
-        hbm_gb_s = self.links.attained("hbm_gb_s", self.attained.memory, USUAL.memory, what)
+        what = f"the memory of {self.links.figures.device.kind}"
+        hbm_gb_s = self.links.figures.attained("hbm_gb_s", self.attained.memory, USUAL.memory, what)
         moving = num_bytes / (hbm_gb_s * 1e9)
         computing = sum(
             flops / (self._tflops(dtype, share) * 1e12) for dtype, flops in products.items()
@@ -191,8 +193,8 @@ class _Timer:
             "bf16": "bfloat16_tflops", "f16": "bfloat16_tflops",
             "f32": "tf32_tflops", "f32 highest": "float32_tflops",
         }.get(dtype, "")  # fmt: skip
-        what = f"products of {dtype} on {self.links.device.kind}"
-        return self.links.attained(fact, share, USUAL.products, what)
+        what = f"products of {dtype} on {self.links.figures.device.kind}"
+        return self.links.figures.attained(fact, share, USUAL.products, what)
 
 
 def _add(spent: Spent, more: Spent) -> None:

@@ -106,11 +106,7 @@ def _data_files(call: Call) -> list[Path]:
 
 
 def _named_files(call: Call, workspace: Workspace) -> tuple[dict[Path, Path], dict[Path, str]]:
-    """The files that rows of the raw data name, by where they belong, and their digests.
-
-    Raises:
-        UsageError: a row gives an absolute path, which another host does not have.
-    """
+    """The files that rows of the raw data name, by where they belong, and their digests."""
     kind = find_stage_kind(call.kind)
     places: dict[Path, Path] = {}
     digests: dict[Path, str] = {}

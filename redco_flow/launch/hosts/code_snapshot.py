@@ -96,7 +96,7 @@ def take_snapshot() -> CodeSnapshot:
     """
     first, last = _search_path()
     package = _PACKAGE.parent
-    files = _files_of(roots := list(dict.fromkeys([*first, *last])))
+    files, _ = _files_of(roots := list(dict.fromkeys([*first, *last])))
     if package not in roots:
         for path in _python_files(_PACKAGE):
             files[f"{len(roots)}/{path.relative_to(package).as_posix()}"] = path
@@ -119,7 +119,7 @@ def take_user_snapshot(
 
     Returns:
         The code, the current directory's folder in it, the secret files that were left out, and
-        the tracked files that were, as they are too large for code.
+        those of git's files that were, as they are too large for code.
 
     Raises:
         UsageError: as of `take_snapshot`.
@@ -129,20 +129,16 @@ def take_user_snapshot(
     if here not in [*first, *last]:
         last.append(here)
     roots = list(dict.fromkeys([*first, *last]))
-    files = {
-        name: source
-        for name, source in _files_of(roots).items()
-        if not (isinstance(source, Path) and source.is_relative_to(_PACKAGE))
-    }
+    found, large = _files_of(roots)
+    paths = {name: path for name, path in found.items() if not path.is_relative_to(_PACKAGE)}
     own = str(roots.index(here))
-    left_out = [source for source in files.values() if isinstance(source, Path)]
-    left_out = [path for path in left_out if is_secret(path.name)]
-    files = {name: source for name, source in files.items() if source not in left_out}
+    left_out = [path for path in paths.values() if is_secret(path.name)]
+    files: dict[str, Source] = {name: path for name, path in paths.items() if path not in left_out}
     profiles = filter(_is_source, here.glob("cluster_profiles/**/*.y*ml"))
     added = {path.relative_to(here).as_posix(): path for path in profiles}
     files |= {f"{own}/{name}": source for name, source in (added | dict(more)).items()}
     left_out = [path for path in left_out if path not in more.values()]
-    large = {path for root in roots for path in _large_files(root)}.difference(more.values())
+    large = large.difference(more.values())
     return _snapshot(files, roots, first, last), own, left_out, sorted(large)
 
 
@@ -155,12 +151,22 @@ def _search_path() -> tuple[list[Path], list[Path]]:
     return before, after
 
 
-def _files_of(roots: Sequence[Path]) -> dict[str, Source]:
-    return {
-        f"{index}/{path.relative_to(root).as_posix()}": path
-        for index, root in enumerate(roots)
-        for path in _sources(root)
-    }
+def _files_of(roots: Sequence[Path]) -> tuple[dict[str, Path], set[Path]]:
+    """Return the files to take, by path in the archive, and those of git that are too large."""
+    files: dict[str, Path] = {}
+    large: set[Path] = set()
+    for index, root in enumerate(roots):
+        tracked = _tracked(root)
+        sources = _python_files(root) if tracked is None else filter(_is_source, tracked)
+        for count, path in enumerate(sources):
+            if count >= _MAX_FILES:
+                raise UsageError(
+                    f"{root} is on Python's search path and holds more than {_MAX_FILES} files: it "
+                    f"cannot be copied to the hosts as code. Start from the folder of the project."
+                )
+            files[f"{index}/{path.relative_to(root).as_posix()}"] = path
+        large.update(path for path in tracked or () if not _is_source(path))
+    return files, large
 
 
 def _snapshot(
@@ -178,22 +184,10 @@ def _content(source: Source) -> bytes:
     return source if isinstance(source, bytes) else source.read_bytes()
 
 
-def _sources(root: Path) -> Iterator[Path]:
-    tracked = _tracked(root)
-    found = _python_files(root) if tracked is None else tracked
-    for count, path in enumerate(found):
-        if count >= _MAX_FILES:
-            raise UsageError(
-                f"{root} is on Python's search path and holds more than {_MAX_FILES} files: it "
-                f"cannot be copied to the hosts as code. Start from the folder of the project."
-            )
-        yield path
-
-
 def _tracked(root: Path) -> list[Path] | None:
     """A repository's files below `root`, and its new Python files; None where it has none.
 
-    Follows no links out of it and takes nothing that is too large for source.
+    Follows no links out of it.
     """
     listed = [_git_files(root), _git_files(root, "--others", "--exclude-standard", "--", "*.py")]
     if listed[0] is None or listed[1] is None:
@@ -201,7 +195,7 @@ def _tracked(root: Path) -> list[Path] | None:
     names = sorted({*listed[0], *listed[1]})
     if not names:
         return None  # the repository around it ignores the folder
-    return [path for name in names if _is_source(path := root / name)]
+    return [path for name in names if _is_plain(path := root / name)]
 
 
 def _git_files(root: Path, *options: str) -> list[str] | None:
@@ -212,12 +206,6 @@ def _git_files(root: Path, *options: str) -> list[str] | None:
     if done.returncode != 0:
         return None
     return [name for name in os.fsdecode(done.stdout).split("\0") if name]
-
-
-def _large_files(root: Path) -> list[Path]:
-    """A repository's tracked files below `root` that are too large for source."""
-    found = (root / name for name in _git_files(root) or ())
-    return [path for path in found if _is_plain(path) and not _is_source(path)]
 
 
 def _python_files(root: Path) -> Iterator[Path]:

@@ -27,10 +27,6 @@ class Host(SshTarget):
     """One machine.
 
     Args:
-        address: a host name or an IP address.
-        user, port: None leaves them to ~/.ssh/config, then to SSH's own defaults.
-        key: a private key's file on this machine; None takes the agent's and SSH's default files.
-        jump_host: `[USER@]HOST[:PORT]` through which it is reached.
         gpus: how many a stage may ask of it.
         directory: where code, inputs and results lie on it; made if missing.
         fabric: machines of one name share a fast network.

@@ -22,7 +22,7 @@ from typing import Any
 from redco_flow.errors import StageFailed
 from redco_flow.launch.processes import ATTEMPT_VARIABLE, RankInfo, kill_processes_of
 from redco_flow.launch.rank import supervise
-from redco_flow.launch.supervisor import Limits
+from redco_flow.launch.supervisor import Limits, parser_of
 from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
@@ -168,10 +168,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="redco_flow.launch.hosts.ranks")
-    parser.add_argument("attempt", type=Path)
-    parser.add_argument("--stall-seconds", type=float, required=True)
-    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser = parser_of("redco_flow.launch.hosts.ranks")
     parser.add_argument("--walltime-seconds", type=float)
     return parser.parse_args(arguments)
 

@@ -154,11 +154,7 @@ def _open(process: ProcessIdentity) -> int | None:
 
 
 def _send(process: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process; say whether it was there.
-
-    Raises:
-        UsageError: it is another user's.
-    """
+    """Signal exactly this process; say whether it was there."""
     handle = _open(process)
     if handle is None:
         return False

@@ -122,7 +122,7 @@ class SlurmArray(CallJob):
         self._job_id = self._array.job_id
         now = time.monotonic()
         if self._seen is None or now - self._seen[0] >= _SECONDS_BETWEEN_LOOKS:
-            self._seen = now, self._look_at_tasks()
+            self._seen = now, end_of_tasks(self.attempt, self.task_statuses())
         return self._seen[1]
 
     def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
@@ -155,9 +155,6 @@ class SlurmArray(CallJob):
     def task_statuses(self) -> dict[int, JobStatus]:
         """Return the status of each task by its number, once the array's id is known."""
         return {shard: self._status_of(shard) for shard in self._shards}
-
-    def _look_at_tasks(self) -> JobStatus:
-        return end_of_tasks(self.attempt, self.task_statuses())
 
     def _status_of(self, shard: int) -> JobStatus:
         if shard not in self._ended:

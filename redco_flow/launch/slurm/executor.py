@@ -244,7 +244,6 @@ class SlurmExecutor(ChainingExecutor):
         after_end: Sequence[CallJob],
         then: Sequence[AttemptDirectory] = (),
     ) -> CallJob:
-        """Submit one job, or one array, in the directory of the attempt or of the array."""
         then = [AttemptDirectory(one.path.absolute()) for one in then]
         sbatch = functools.partial(self._sbatch, attempt, call, upstream, after_end, then)
         name = self._submission(attempt, _title_of(call), call.resources).job_name

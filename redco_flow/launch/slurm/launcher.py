@@ -106,7 +106,6 @@ class SlurmLauncherJob(LauncherJob):
                 queue.cancel(job_id, self._record["job_name"], queue.environment_of(self._cluster))
 
     def _find(self, view: QueueView) -> JobEntry | None:
-        """Return the entry of this name."""
         name = self._record["job_name"]
         return next((one for one in view.entries.values() if one.name == name), None)
 

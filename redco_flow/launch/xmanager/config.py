@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 INSTALL = "uv pip install 'redco-flow[xmanager]'"
 """Not pip: its resolver does not come to an end with what XManager needs."""
 
-_NEEDED = ("xmanager", "kubernetes", "protobuf")
-
 
 def require_xmanager() -> None:
     """Raise unless jobs can be submitted.
@@ -32,17 +29,6 @@ def require_xmanager() -> None:
             f"executor 'xmanager' needs the library xmanager, which is not installed here; "
             f"install it with: {INSTALL}"
         )
-
-
-def xmanager_versions() -> dict[str, str]:
-    """Return name to version of the library and of what it is particular about."""
-    versions = {}
-    for name in _NEEDED:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 class Config(ExecutorConfig):

@@ -7,7 +7,6 @@ Imports the library xmanager nowhere: the process that talks to it does.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,15 +18,14 @@ from redco_flow.launch.executor import (
     CallExecutor,
     common_settings,
 )
-from redco_flow.launch.host_facts import Finding
+from redco_flow.launch.host_facts import Finding, installed_versions, output_of_python
 from redco_flow.launch.job import read_log_end
-from redco_flow.launch.xmanager.config import INSTALL, Config, require_xmanager, xmanager_versions
+from redco_flow.launch.xmanager.config import INSTALL, Config, require_xmanager
 from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, WorkUnit, XManagerJob, render
-from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
 
-_TIMEOUT_SECONDS = 60
+_NEEDED = ("xmanager", "kubernetes", "protobuf")
 _IMPORT = (
     "from xmanager import xm, xm_local; xm.binary, xm_local.Local(), xm_local.create_experiment"
 )
@@ -46,21 +44,10 @@ def examine_xmanager() -> Iterator[Finding]:
 
 def _check_library() -> Finding:
     """It is imported in a process of its own: it brings packages that this one does not want."""
-    remedy = f"install it again: {INSTALL}"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _IMPORT],
-            env=library_environment(),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Finding("xmanager", False, f"not imported in {_TIMEOUT_SECONDS} s", remedy)
-    if done.returncode != 0:
-        return Finding("xmanager", False, (done.stderr.strip().splitlines() or [""])[-1], remedy)
-    versions = (f"{name} {version}" for name, version in xmanager_versions().items())
+    output = output_of_python("xmanager", _IMPORT, remedy=f"install it again: {INSTALL}")
+    if isinstance(output, Finding):
+        return output
+    versions = (f"{name} {version}" for name, version in installed_versions(_NEEDED).items())
     return Finding("xmanager", True, ", ".join(versions))
 
 

@@ -12,11 +12,11 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 from redco_flow.launch.endings import RankEnding
 from redco_flow.launch.hosts.ranks import RanksOrder, start
 from redco_flow.launch.processes import RankInfo
+from redco_flow.launch.supervisor import parser_of
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
@@ -67,10 +67,7 @@ def _lost(rank_info: RankInfo) -> RankEnding:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="redco_flow.launch.xmanager.follow")
-    parser.add_argument("attempt", type=Path)
-    parser.add_argument("--stall-seconds", type=float, required=True)
-    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser = parser_of("redco_flow.launch.xmanager.follow")
     parser.add_argument("--walltime-seconds", type=float)
     return parser.parse_args(arguments)
 

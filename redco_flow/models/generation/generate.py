@@ -23,7 +23,6 @@ from redco_flow.models.generation.greedy import (
     Growth,
     OnToken,
     ProcessScores,
-    greedy_search,
     is_end,
     segment_length,
     token_search,
@@ -84,7 +83,7 @@ __all__ = [
     "Sampling",
     "beam_search",
     "generate",
-    "greedy_search",
+    "token_search",
 ]
 
 
@@ -133,13 +132,13 @@ def generate(
         num_return_sequences=num_return_sequences,
     )
     _check_minimum(processing, max_new_tokens)
-    search: Any = partial(greedy_search, on_token=on_token)
+    search: Any = partial(token_search, on_token=on_token)
     num_texts = num_beams
     if sampling is not None:
         num_texts = num_return_sequences
         keys = _drawing_keys(num_beams, rngs, len(input_ids), num_return_sequences)
         choose = partial(draw, keys=keys, how=sampling)
-        search = partial(token_search, choose=choose, on_token=on_token)
+        search = partial(search, choose=choose)
     elif num_return_sequences > num_beams:
         raise ValueError(
             f"num_return_sequences is {num_return_sequences}, and num_beams is {num_beams}: there "

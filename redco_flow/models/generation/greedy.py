@@ -146,37 +146,21 @@ class _State(NamedTuple):
     cache: Any
 
 
-def greedy_search(
-    decode_step: DecodeStep[CacheT],
-    cache: CacheT,
-    *,
-    max_new_tokens: int,
-    start_token_id: int | jax.Array,
-    eos_token_id: EndTokens,
-    pad_token_id: int,
-    growth: Growth | None = None,
-    process: ProcessScores | None = None,
-    on_token: OnToken | None = None,
-) -> Generated:
-    """Take the likeliest token each time; see `token_search`."""
-    return token_search(
-        decode_step,
-        cache,
-        lambda logits, position: _likeliest(logits),
-        max_new_tokens=max_new_tokens,
-        start_token_id=start_token_id,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-        growth=growth,
-        process=process,
-        on_token=on_token,
-    )
+def likeliest(logits: jax.Array, _: Any = None) -> jax.Array:
+    """Return the place of the largest of each row (B, V), the first of equals.
+
+    A maximum and a minimum are vectorised where an argmax, one reduction of pairs, is not.
+    """
+    last = logits.shape[-1] - 1
+    places = jnp.arange(last + 1, dtype=jnp.int32)
+    is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(is_largest, places, last), axis=-1)
 
 
 def token_search(
     decode_step: DecodeStep[CacheT],
     cache: CacheT,
-    choose: ChooseToken,
+    choose: ChooseToken = likeliest,
     *,
     max_new_tokens: int,
     start_token_id: int | jax.Array,
@@ -239,14 +223,3 @@ def token_search(
     )
     last = run_segments(lambda state: ~jnp.all(state.ended), advance, first, max_new_tokens, growth)
     return Generated(last.tokens, last.scores)
-
-
-def _likeliest(logits: jax.Array) -> jax.Array:
-    """Return the place of the largest of each row (B, V), the first of equals.
-
-    A maximum and a minimum are vectorised where an argmax, one reduction of pairs, is not.
-    """
-    last = logits.shape[-1] - 1
-    places = jnp.arange(last + 1, dtype=jnp.int32)
-    is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(is_largest, places, last), axis=-1)

@@ -212,7 +212,6 @@ class Decoder(LanguageModel):
         return self.logits(hidden), cache._replace(beams=writers, heads=heads)
 
     def _layer_of(self, params: Params) -> Layer:
-        """Return the module for one layer's parameters."""
         leading = self.config.leading if "mlp" in params else None
         return Layer(self.config if leading is None else leading, parent=None)
 

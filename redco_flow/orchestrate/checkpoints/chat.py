@@ -12,7 +12,6 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from redco_flow import search_path
@@ -72,12 +71,7 @@ class Chat:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def ask(self, **question: Any) -> dict[str, Any]:

@@ -208,11 +208,7 @@ def _form(checkpoint: Artifact, *, merge_lora: bool) -> Form:
 
 
 def _is_there(folder: Path, asked: Mapping[str, Any]) -> bool:
-    """Whether the directory is this export already.
-
-    Raises:
-        UsageError: there is something else, or the export is not as it was written.
-    """
+    """Whether the directory is this export already."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     remedy = "Name another directory, or remove it."

@@ -332,7 +332,6 @@ class _Handler(RequestHandler):
         self._send(200, answer)
 
     def _end_if_died(self, error: Exception) -> None:
-        """End the server where the process with the model has ended."""
         if isinstance(error, ProcessDied):
             self.server.died = error
             threading.Thread(target=self.server.shutdown).start()

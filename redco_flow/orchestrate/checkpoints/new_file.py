@@ -260,7 +260,6 @@ def _write_images(folder: Path, images: Mapping[str, bytes]) -> None:
 
 
 def _write_rows(path: Path, reader: Any, sources: Sequence[_Source]) -> str:
-    """Write the usable rows; return their digest."""
     digest, problem = sha256(), ""
     left_out = () if reader.predict.get("probabilities") else ("probabilities",)
     written = [name for name in ANSWER_COLUMNS if name not in left_out]

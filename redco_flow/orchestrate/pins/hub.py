@@ -108,11 +108,7 @@ class HubPins:
         return replace(pinned, notes=(*pinned.notes, *_check_models(pinned, pins))), tuple(pins)
 
     def _find(self, one: HubReference, workspace: Workspace) -> HubPin | None:
-        """The commit; None for a local directory.
-
-        Raises:
-            HubError: it cannot be used; says what to do.
-        """
+        """The commit; None for a local directory."""
         if one.is_local:
             _check_directory(one)
             return None

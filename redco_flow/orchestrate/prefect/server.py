@@ -308,7 +308,7 @@ def _find_or_start(deadline: float) -> str:
     with open(log, "ab", opener=open_no_link) as output:
         port = record.port if record else _PREFERRED_PORT
         # The same as before: browsers that were let in stay so.
-        auth = (record.auth if record else None) or _new_auth()
+        auth = (record.auth if record else None) or f"redco-flow:{secrets.token_urlsafe(32)}"
         started = start_lasting(folder, output, port, auth, partial(_write_record, folder))
     if started.wait_until_healthy(deadline):
         return started.url
@@ -316,10 +316,6 @@ def _find_or_start(deadline: float) -> str:
     raise PrefectServerError(
         f"no Prefect server could be started; its last words are in {log}:\n{_last_lines(log)}"
     )
-
-
-def _new_auth() -> str:
-    return f"redco-flow:{secrets.token_urlsafe(32)}"
 
 
 def _write_record(folder: Path, started: PrefectProcess) -> None:
@@ -331,7 +327,7 @@ def _read_record() -> PrefectProcess | None:
     return PrefectProcess.from_json(value) if value is not None else None
 
 
-def _last_lines(path: Path, count: int = 10) -> str:
+def _last_lines(path: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
-        return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
+        return "\n".join(path.read_text(errors="replace").splitlines()[-10:])
     return ""

@@ -111,7 +111,12 @@ class Firer:
 
         One that has ended as failed or cancelled is given new attempts: a user asked for that.
         """
-        new = Firing(firing_id, _text(due), FiringState.WAITING, began=utc_now())
+        new = Firing(
+            firing_id,
+            due.astimezone(UTC).isoformat(timespec="seconds"),
+            FiringState.WAITING,
+            began=utc_now(),
+        )
         firing, is_retry = self._directory.claim(new)
         if firing is None:
             return self._directory.find_firing(firing_id) or new
@@ -284,11 +289,7 @@ class Firer:
         self._ask(verb, run.id, *options, "--detach", "--json", *workspace)
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """Return what a command prints as JSON.
-
-        Raises:
-            CannotFire: it failed; has its last words.
-        """
+        """Return what a command prints as JSON."""
         terms = self._terms
         own = {**terms.environment, "REDCO_FLOW_WORKSPACE": str(terms.workspace)}
         done = subprocess.run(
@@ -366,10 +367,6 @@ def _is_late(firing: Firing) -> bool:
         return False
     serving = Serving.find()
     return serving is None or _time(firing.due) < _time(serving.since)
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _time(text: str) -> datetime:

@@ -181,11 +181,7 @@ def restore(workspace: Workspace, client: SyncPrefectClient, log: Log) -> list[s
 
 @contextlib.contextmanager
 def _only_one() -> Iterator[None]:
-    """Hold the place of the one process that serves.
-
-    Raises:
-        UsageError: another one does.
-    """
+    """Hold the place of the one process that serves."""
     lock = LockRequest(lock_path()).try_once()
     if lock is None:
         serving = Serving.find()

@@ -365,11 +365,7 @@ def _stop(job: CallJob, stop: StopRequest, log: Log) -> bool:
 
 
 def _doze_until(job: CallJob, give_up_at: float) -> None:
-    """Wait a moment for a cancelled job.
-
-    Raises:
-        RunCancelled: it should have ended long ago; it is left to the cluster.
-    """
+    """Wait a moment for a cancelled job."""
     if time.monotonic() > give_up_at:
         raise RunCancelled(f"job {job.job_id} was cancelled but does not end; look for it there.")
     job.wait_seconds(_POLL_SECONDS)

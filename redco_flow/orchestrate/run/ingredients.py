@@ -165,11 +165,7 @@ def hub_identities(references: Iterable[HubReference]) -> dict[str, Any]:
 
 
 def _ask(stage: ResolvedStage, function: Callable[..., _Answer], *arguments: Any) -> _Answer:
-    """Ask a stage kind about a stage.
-
-    Raises:
-        UsageError: its answer is an error; names the stage, and the line where the code fails.
-    """
+    """Ask a stage kind about a stage."""
     try:
         return function(stage.config, *arguments)
     except RedcoFlowError:

@@ -226,12 +226,7 @@ def _is_of_this_user(connection: socket.socket) -> bool:
 
 
 def _read(connection: socket.socket) -> dict[str, Any]:
-    """Read one line of JSON.
-
-    Raises:
-        OSError: there is none in time.
-        ValueError: it is not an object.
-    """
+    """Read one line of JSON."""
     line = b""
     while not line.endswith(b"\n"):
         part = connection.recv(_MOST_BYTES)

@@ -1,11 +1,12 @@
 """Start or resume a run in a detached process that outlives the caller, or in a cluster's job.
 
-`start_run` writes the run's directory completely before that process starts; `resume_run` and
+`write_run` writes the run's directory completely before that process starts; `resume_run` and
 `retry_run` start it on an existing directory. Imports neither Prefect nor JAX.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -57,53 +58,6 @@ _SECONDS_TO_LOSE_LOCK = 150.0  # a file server, or link locks, need 90 s to give
 _SECONDS_BETWEEN_LOOKS_AT_LOCK = 0.5
 
 
-def start_run(
-    resolved: ResolvedPipeline,
-    profile: Profile,
-    workspace: Workspace,
-    plan: Plan,
-    *,
-    profile_name: str = "local",
-    overrides: Sequence[str] = (),
-    argv: Sequence[str] = (),
-    ahead: bool = False,
-    run_id: str = "",
-    fits: Mapping[str, Mapping[str, Any]] | None = None,
-) -> RunDirectory:
-    """Write the run's directory and start the process that drives it.
-
-    Args:
-        plan: of `make_plan`, for this pipeline and workspace.
-        profile_name, overrides, argv: as the user gave them, for the records.
-        ahead: submit all stages at once, each dependent on its upstream.
-        run_id: which id it gets; empty: one is drawn.
-        fits: what `plan --fit` predicted, by stage.
-
-    Returns:
-        The run. A process drives it and holds its lease, or a job that is to do so is submitted.
-
-    Raises:
-        UsageError: a stage asks for more hosts than its kind can use, the run cannot be one
-            ahead, or there is one of this id; none is made.
-        RedcoFlowError: the process did not come up; the message has its last words.
-        OSError: the disk is full or read-only; names the path.
-    """
-    run = write_run(
-        resolved,
-        profile,
-        workspace,
-        plan,
-        profile_name=profile_name,
-        overrides=overrides,
-        argv=argv,
-        ahead=ahead,
-        run_id=run_id,
-        fits=fits,
-    )
-    spawn(run)
-    return run
-
-
 def write_run(
     resolved: ResolvedPipeline,
     profile: Profile,
@@ -120,9 +74,12 @@ def write_run(
     code: CodeState | None = None,
     like: RunDirectory | None = None,
 ) -> RunDirectory:
-    """Write all that a run needs into a new directory; `start_run` without the start.
+    """Write all that a run needs into a new directory; `spawn` starts it.
 
     Args:
+        plan: of `make_plan`, for this pipeline and workspace.
+        profile_name, overrides, argv: as the user gave them, for the records.
+        ahead: submit all stages at once, each dependent on its upstream.
         sweep: the id of the sweep that the run is a point of.
         run_id: which id it gets; empty: one is drawn.
         fits: what `plan --fit` predicted, by stage.
@@ -429,7 +386,7 @@ def refuse_to_start_over(run: RunDirectory) -> None:
             continue
         call = read_call(attempt.call_path)
         steps = _committed_steps(call)
-        is_other = steps and (changed_modules(call.ingredients["code"]) or _has_path(call))
+        is_other = steps and (changed_modules(call.ingredients["code"]) or _has_path(run, call))
         # A job that lives is followed; its executor is asked last, for that can take its time.
         if is_other and _has_ended(attempt):
             raise UsageError(
@@ -441,12 +398,14 @@ def refuse_to_start_over(run: RunDirectory) -> None:
             )
 
 
-def _has_path(call: Call) -> bool:
+def _has_path(run: RunDirectory, call: Call) -> bool:
     """Whether its fingerprint has the path of a model's directory that now has none."""
     kind = find_stage_kind(call.kind)
+    directory = LaunchRecord.read(run).directory  # the path may be relative to it
     try:
-        config = kind.config_type.from_json(call.config)
-        now = digested_directories(kind.hub_references(config), kind.data_files(config))
+        with contextlib.chdir(directory if Path(directory).is_dir() else "."):
+            config = kind.config_type.from_json(call.config)
+            now = digested_directories(kind.hub_references(config), kind.data_files(config))
     except (ValueError, OSError):
         return False  # a fault of the data, with which the stage does not begin
     return any(one not in call.ingredients.get("directories", ()) for one in now)

@@ -129,11 +129,6 @@ class StateStore:
         with self._mutex:
             return {name: dict(stage) for name, stage in self._state["stages"].items()}
 
-    @property
-    def prefect_url(self) -> str | None:
-        """URL of the run's page on the last Prefect server."""
-        return self._state.get("prefect_url")
-
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
         """The journal first: what it says has happened even if state.json cannot be written."""
         if self._has_left:  # a thread that ends late: the run may have another owner

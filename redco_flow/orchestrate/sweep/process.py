@@ -139,7 +139,6 @@ def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:
 def _submit(
     sweep: SweepDirectory, runs: Sequence[RunDirectory], driver: Driver
 ) -> dict[str, PointJobs]:
-    """Submit the jobs of all points; return them by run."""
     submit_points(sweep, runs, _log, driver)
     return {run.id: PointJobs(run) for run in runs}
 

@@ -69,11 +69,7 @@ def _sizes(settings: Settings) -> dict[str, int]:
 
 
 def _fitted(chosen: ChosenModel, settings: Settings) -> Any:
-    """Return the config with a classifier of the data's classes.
-
-    Raises:
-        ValueError: a model of images of another size or number of channels.
-    """
+    """Return the config with a classifier of the data's classes."""
     config = chosen.config
     for name in ("image_size", "num_channels"):
         if getattr(config, name) != getattr(settings, name):

@@ -187,7 +187,7 @@ def velocity_loss(
         rngs: a key for each example, which draws its time, its noise, and whether its caption is
             hidden; None in evaluation: the example's content decides, and captions are given.
     """
-    keys = _content_keys(batch["seed"]) if rngs is None else rngs
+    keys = jax.vmap(jax.random.key)(batch["seed"]) if rngs is None else rngs
     draw = partial(_draw_example, shape=settings.image_shape)
     time, noise, chance = jax.vmap(draw)(keys)
     is_conditioned = jnp.full(len(time), fill_value=True)
@@ -244,7 +244,6 @@ def ddim_step(
 
 
 def _apply(params: Any, settings: Settings, *arguments: Any, method: str = "__call__") -> jax.Array:
-    """Call the network."""
     model: Any = DiffusionTransformer(settings)
     found: jax.Array = model.apply({"params": params}, *arguments, method=method)
     return found
@@ -264,10 +263,6 @@ def _draw_example(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ja
     time = 1 - jax.random.uniform(for_time) ** 2
     noise = jax.random.normal(for_noise, shape)
     return time, noise, jax.random.uniform(for_chance)
-
-
-def _content_keys(seeds: jax.Array) -> jax.Array:
-    return jax.vmap(jax.random.key)(seeds)
 
 
 def _noise(rngs: jax.Array, number: jax.Array | int, settings: Settings) -> jax.Array:

@@ -114,11 +114,7 @@ def _tree(repository: Path, commit: str, patch: Path, variables: Mapping[str, st
 
 
 def _git(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> bytes:
-    """The command's output.
-
-    Raises:
-        _GitFailed: it failed, there is no git, or it takes more than a minute.
-    """
+    """The command's output."""
     try:
         done = run_git(folder, *arguments, variables=variables)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -60,13 +60,29 @@ class SplitWriter:
         self._sink.close()
 
     def write(self, rows: Mapping[str, Any]) -> None:
-        """Append rows, given as equally long columns; ids as `FlatIds`, or any lists of them."""
+        """Append rows, given as equally long columns; ids as `FlatIds`, or any lists of them.
+
+        Raises:
+            ValueError: a value of a column of texts is not a text; names the row and the column.
+        """
         counts = {len(rows[name]) for name in self._columns}
         assert len(counts) == 1, f"columns of unequal lengths: {counts}"
+        for name, kind in self._columns.items():
+            if kind in (TEXT, TEXTS):
+                self._check_texts(name, rows[name])
         for name, pending in self._pending.items():
             pending.extend(rows[name])
         self.num_rows += counts.pop()
         self._flush(BATCH_ROWS)
+
+    def _check_texts(self, name: str, values: Sequence[Any]) -> None:
+        for row, value in enumerate(values, self.num_rows):
+            for text in (value,) if self._columns[name] == TEXT else value:
+                if not isinstance(text, str):
+                    raise ValueError(
+                        f"row {row} of {self._path.name} has {text!r} in the column '{name}', "
+                        "which holds texts."
+                    )
 
     def _flush(self, at_least: int) -> None:
         import pyarrow as pa

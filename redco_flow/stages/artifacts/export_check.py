@@ -127,7 +127,13 @@ def check_export(exported: Exported, *, with_scores: bool = True) -> ExportCheck
         return ExportCheck(num_tensors, left_out=f"{reader} did not import: {error}")
     difference, scale = _compare(found, expected, reader, is_exact=exported.is_exact)
     return ExportCheck(
-        num_tensors, reader, "", _num_rows(inputs), difference, scale, is_exact=exported.is_exact
+        num_tensors,
+        reader,
+        "",
+        len(next(iter(inputs.values()))),
+        difference,
+        scale,
+        is_exact=exported.is_exact,
     )
 
 
@@ -138,10 +144,6 @@ def _free_memory_bytes() -> int:
     if limit == resource.RLIM_INFINITY:
         return free
     return min(free, limit - int(psutil.Process().memory_info().vms))
-
-
-def _num_rows(inputs: Mapping[str, np.ndarray]) -> int:
-    return len(next(iter(inputs.values())))
 
 
 def _read_back(exported: Exported) -> int:
@@ -297,11 +299,7 @@ def _with_heads_of(config: Any, found: Any) -> Any:
 
 
 def _their_scores(exported: Exported, reader: str, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return what transformers computes, in float32.
-
-    Raises:
-        ArtifactError: it cannot load the files, or lacks a tensor that it wants.
-    """
+    """Return what transformers computes, in float32."""
     import torch
     import transformers
 
@@ -372,11 +370,7 @@ def _load(exported: Exported) -> Any:
 def _compare(
     found: np.ndarray, expected: np.ndarray, reader: str, *, is_exact: bool
 ) -> tuple[float, float]:
-    """Return the largest difference and the largest score.
-
-    Raises:
-        ArtifactError: the scores differ, and should not.
-    """
+    """Return the largest difference and the largest score."""
     if found.shape != expected.shape:
         raise ArtifactError(
             f"{reader} computes scores of shape {found.shape} from the files that were written, "

@@ -194,11 +194,7 @@ def _write_model(
 
 
 def _check_range(params: Any, largest: float) -> None:
-    """Refuse parameters that would overflow, whose scores would be NaN.
-
-    Raises:
-        ArtifactError: names one, and the dtypes that hold it.
-    """
+    """Refuse parameters that would overflow, whose scores would be NaN."""
     for path, leaf in named_leaves(params):
         size = float(np.abs(np.asarray(leaf, np.float32)).max(initial=0))
         if largest < size < np.inf:
@@ -323,11 +319,7 @@ def _classes(artifact: CheckpointArtifact) -> Sequence[str | int]:
 
 
 def _factored_kernels(record: AdapterRecord, model: RecordedModel) -> list[FactoredKernel]:
-    """Return the kernels that have factors, but for those that the adapter has as they are.
-
-    Raises:
-        ArtifactError: PEFT has no adapter for one; the message names each.
-    """
+    """Return the kernels that have factors, but for those that the adapter has as they are."""
     full = _trained_in_full(record, model)
     kernels = [
         _factored_kernel(target, *model.parameters[target["path"]])

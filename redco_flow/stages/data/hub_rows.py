@@ -131,11 +131,7 @@ def _write_skeleton(root: Path, paths: Sequence[str], card: Path) -> None:
 
 
 def _inside(file: str, root: Path) -> str:
-    """Return a file's path in the repository; another address as it is.
-
-    Raises:
-        HubError: it is a file of this machine.
-    """
+    """Return a file's path in the repository; another address as it is."""
     if "://" in file:
         return file
     path = Path(os.path.normpath(file))

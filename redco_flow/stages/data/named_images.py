@@ -53,7 +53,6 @@ def named_images(
 def _paths(
     file: Path, columns: Sequence[str] | None, limit: int | None, workspace: Workspace | None
 ) -> list[str]:
-    """Return the paths that the rows of a file name, each once."""
     if ending_of(file) in (None, *DIALECTS):  # an image, or texts alone
         return []
     if workspace is None:

@@ -319,7 +319,7 @@ def _named_by_split(path: Path) -> list[tuple[str, Path]]:
             return [(image.split, image.path) for image in images]
         known = f"{KNOWN_ENDINGS}; of images {', '.join(sorted(ENDINGS))}"
         raise ValueError(f"{path}: no data files and no images in it; known endings: {known}.")
-    named = [(_split_of(file), file) for file in files]
+    named = [(_split_named(file.name) or _split_named(file.parent.name), file) for file in files]
     if not any(split for split, _ in named):
         return [("train", file) for file in files]
     nameless = [str(file) for split, file in named if split is None]
@@ -329,10 +329,6 @@ def _named_by_split(path: Path) -> list[tuple[str, Path]]:
             f"{', '.join(nameless)}. Name them so too, or move them away."
         )
     return sorted(((str(split), file) for split, file in named), key=lambda p: SPLITS.index(p[0]))
-
-
-def _split_of(file: Path) -> str | None:
-    return _split_named(file.name) or _split_named(file.parent.name)
 
 
 def _split_named(name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,8 +18,8 @@ from redco_flow.spec.model import (
     Placement,
     PositiveFloat,
     PositiveInt,
+    Regex,
     StrictModel,
-    Text,
     Texts,
 )
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
@@ -51,7 +50,7 @@ class JudgeSection(StrictModel):
     """
 
     k: list[PositiveInt] = Field(default_factory=lambda: [1], min_length=1)
-    extract: Text | None = None
+    extract: Regex | None = None
     compare: Literal["text", "number"] = "text"
     program: DataFile | None = None
     timeout_seconds: PositiveFloat = 10.0
@@ -64,15 +63,6 @@ class JudgeSection(StrictModel):
         if len(set(k)) < len(k):
             raise ValueError("names a number twice")
         return k
-
-    @field_validator("extract")
-    @classmethod
-    def _is_pattern(cls, extract: str | None) -> str | None:
-        try:
-            re.compile(extract or "")
-        except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from error
-        return extract
 
     @model_validator(mode="after")
     def _rule_or_program(self) -> JudgeSection:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
 
 from redco_flow.launch.processes import die_with_parent
 from redco_flow.stages.evaluate.own_process import command
@@ -44,12 +43,7 @@ class Extraction:
     def __enter__(self) -> Extraction:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the processes."""
         for process in self._processes.values():
             process.end()

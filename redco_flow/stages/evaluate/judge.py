@@ -158,7 +158,7 @@ def _ask(
     found: dict[tuple[int, str], Judged] = {}
     is_plain = section.program is None and section.extract is None
     # A comparison alone is faster than a thread's turn; all else happens in other processes.
-    workers = 1 if is_plain else section.num_workers or _num_cores()
+    workers = 1 if is_plain else section.num_workers or len(os.sched_getaffinity(0))
     pool = ThreadPoolExecutor(workers, thread_name_prefix="judge")
     with Extraction(section.extract, section.timeout_seconds) as extract:
         try:
@@ -184,10 +184,6 @@ def _judge_of(section: JudgeSection, extract: Extraction) -> Callable[[Predictio
             return Judged("no_answer", None, _EXTRACT_TIMED_OUT)
 
     return judge_in_time
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _log(rows: Sequence[Sequence[Judged]], seconds: float) -> None:

@@ -197,7 +197,6 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def _last_line(file: IO[bytes]) -> str:
-    """Return the last line of a file that is not empty."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _MAX_TAIL_BYTES))
     lines = file.read(_MAX_TAIL_BYTES).decode("utf-8", errors="replace").splitlines()

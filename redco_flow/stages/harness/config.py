@@ -81,7 +81,11 @@ def data_files(config: Config) -> list[Path]:
     folder = config.tasks_folder
     if folder is None:
         return []
-    return sorted(path for path in Path(folder).rglob("*") if _is_part(path))
+    return sorted(
+        path
+        for path in Path(folder).rglob("*")
+        if is_file(path) and "__pycache__" not in path.parts
+    )
 
 
 def data_identity(config: Config) -> dict[str, Any]:
@@ -101,10 +105,6 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         and not any(path.suffix == ".yaml" for path in data_files(config))
     ):
         yield ("tasks_folder",), f"{folder} is no folder with tasks: it has no .yaml file"
-
-
-def _is_part(path: Path) -> bool:
-    return is_file(path) and "__pycache__" not in path.parts
 
 
 def _is_installed() -> bool:

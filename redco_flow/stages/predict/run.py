@@ -190,11 +190,7 @@ PredFn = Callable[[Any, Batch, Any], Any]
 def _with_probabilities(
     recipe: Recipe, pred_fn: PredFn, output_fn: OutputFn
 ) -> tuple[PredFn, OutputFn]:
-    """Return a pred_fn and an output_fn that give pairs: output, probabilities of the classes.
-
-    Raises:
-        CannotPredict: the recipe does not give them.
-    """
+    """Return a pred_fn and an output_fn that give pairs: output, probabilities of the classes."""
     scores_of = recipe.class_scores
     classes = [str(name) for name in recipe.model.get("settings", {}).get(CLASSES) or ()]
     if scores_of is None or not classes:

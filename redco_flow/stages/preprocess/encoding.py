@@ -159,7 +159,9 @@ def encode_batches(
         waiting: deque[tuple[BlockSplit, Batch, Future[Any]]] = deque()
         try:
             for block_split, batch in batches:
-                future = pool.submit(call, batch["source"], _first_references(batch))
+                future = pool.submit(
+                    call, batch["source"], [texts[0] for texts in batch["references"]]
+                )
                 waiting.append((block_split, batch, future))
                 if len(waiting) >= _WAITING_PER_WORKER * max(num_workers, _NUM_THREADS):
                     yield _finished(waiting)
@@ -202,10 +204,6 @@ def _finished(
     unusable = [(batch["row_id"][row], *why) for row, *why in encoded.unusable]
     encoded = dataclasses.replace(encoded, unusable=unusable)
     return block_split, batch if windows is None else in_windows(batch, windows), encoded
-
-
-def _first_references(batch: Batch) -> list[str]:
-    return [references[0] for references in batch["references"]]
 
 
 @lru_cache(maxsize=1)

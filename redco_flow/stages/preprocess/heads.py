@@ -212,7 +212,6 @@ RowProblems = Callable[[FileRow], Iterator[tuple[str, str]]]
 
 
 def _rows_head(path: Path, check: _Check) -> _Head:
-    """Read the first rows."""
     num_rows, num_bytes, num_bad, num_hidden, bad_rows = 0, 0, 0, 0, list[BadRow]()
     problems_of, end = _row_problems(path, check), 0.0
     for row in islice(read_file(path, check.dialect), check.num_rows):
@@ -263,7 +262,6 @@ def _by_reason(bad_rows: Sequence[BadRow], num_bad: int, num_rows: int) -> Itera
 
 
 def _row_problems(path: Path, check: _Check) -> RowProblems:
-    """Return what checks the rows of one file."""
     if check.chats is not None:
         return _chat_problems(check.chats, check)
     recipe = find_recipe(check.recipe)

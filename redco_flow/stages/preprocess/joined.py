@@ -175,11 +175,7 @@ class DatasetJoin:
 
 
 def _check_rows(counts: SplitCounts) -> None:
-    """Refuse splits all of whose rows were left out after they were read.
-
-    Raises:
-        NoRows: with what became of them.
-    """
+    """Refuse splits all of whose rows were left out after they were read."""
     for split, counted in counts.by_split().items():
         if not counted["rows"]:
             dropped = counted.get("dropped_rows", 0)
@@ -215,7 +211,6 @@ def damaged(context: StageContext, store: BlockStore, numbers: Iterable[int]) ->
 
 
 def _files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
-    """Return the blocks' files in one folder by split, in order."""
     found: dict[str, list[BlockFile]] = {}
     for block in blocks:
         for file in block.files:
@@ -225,7 +220,6 @@ def _files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]
 
 
 def _summed(blocks: Iterable[Block]) -> SplitCounts:
-    """Add up what the blocks counted."""
     counts = SplitCounts()
     for block in blocks:
         for split, counted in block.counts.items():

@@ -276,11 +276,7 @@ def ensure_tokenizer(
 
 
 def _take_or_fetch(context: StageContext, config: Config, directory: Path) -> bool:
-    """Save the tokenizer that is taken from an input or named, and say whether one is.
-
-    Raises:
-        ValueError: there is none in the input, or of that name.
-    """
+    """Save the tokenizer that is taken from an input or named, and say whether one is."""
     if not context.inputs.get("tokenizer_of"):
         return fetch_tokenizer(config, directory)
     own = context.input("tokenizer_of").path / TOKENIZER_FOLDER

@@ -58,11 +58,7 @@ def _empty_folders(context: StageContext, config: Config) -> dict[str, Path]:
 
 
 def _run_script(path: Path, arguments: list[str]) -> None:
-    """Run a file as `python FILE ARGUMENTS` does.
-
-    Raises:
-        ScriptFailed: it did not end well.
-    """
+    """Run a file as `python FILE ARGUMENTS` does."""
     argv, search_path = sys.argv, list(sys.path)
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(path.parent))

@@ -33,6 +33,7 @@ from redco_flow.spec.model import (
     Placement,
     PositiveFloat,
     PositiveInt,
+    Regex,
     Text,
 )
 from redco_flow.spec.pipeline import ModelSection
@@ -50,7 +51,6 @@ from redco_flow.stages.train.sections import (
     LoraConfig,
     ProfileConfig,
     ScheduleConfig,
-    checked_regex,
     continuation_problems,
     optimizer_state_settings,
     targets_problem,
@@ -184,7 +184,7 @@ class Config(StageConfig):
     label_smoothing: Annotated[Fraction, OnlyWhereSet()] = 0.0
     logits_dtype: Annotated[Literal["float32", "bfloat16"], OnlyWhereSet()] = "float32"
     lora: LoraConfig | None = None
-    freeze: Text | None = None
+    freeze: Regex | None = None
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
     mu_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -198,7 +198,7 @@ class Config(StageConfig):
     fsdp_over_context: Annotated[bool | None, Placement()] = None
     num_loss_chunks: Annotated[PositiveInt | Literal["auto"], Placement()] = "auto"
     num_mlp_chunks: Annotated[NumChunks, Placement()] = None
-    sharding_overrides: Annotated[dict[Text, list[ParameterAxis | None]], Placement()] = Field(
+    sharding_overrides: Annotated[dict[Regex, list[ParameterAxis | None]], Placement()] = Field(
         default_factory=dict
     )
     seed: NonNegativeInt = 0
@@ -214,16 +214,10 @@ class Config(StageConfig):
         default_factory=list
     )
 
-    @field_validator("freeze")
-    @classmethod
-    def _regex(cls, freeze: str | None) -> str | None:
-        return None if freeze is None else checked_regex(freeze)
-
     @field_validator("sharding_overrides")
     @classmethod
-    def _regexes(cls, overrides: Overrides) -> Overrides:
+    def _each_axis_once(cls, overrides: Overrides) -> Overrides:
         for pattern, axes in overrides.items():
-            checked_regex(pattern)
             named = [axis for axis in axes if axis is not None]
             if len(set(named)) < len(named):
                 raise ValueError(f"{pattern!r} names one axis twice")
@@ -349,11 +343,7 @@ class Config(StageConfig):
 
 
 def _check_scores(names: list[str], info: ValidationInfo) -> None:
-    """Refuse scores that an evaluation of this training does not give.
-
-    Raises:
-        ValueError: one of them; the message names it.
-    """
+    """Refuse scores that an evaluation of this training does not give."""
     if "eval" in info.data:
         texts_scores(names, info.data["eval"])
     recipe = _recipe(info)
@@ -385,11 +375,7 @@ def _family(model: ModelSection, recipe: DeclaredRecipe | None) -> str | None:
 
 
 def _check_config(family: str, changes: Mapping[str, Any]) -> None:
-    """Refuse keys and values that no model of the family has.
-
-    Raises:
-        ValueError: one of them; the message names it.
-    """
+    """Refuse keys and values that no model of the family has."""
     defaults = find_config(family)()
     # Those of the tokenizer take their places, and a small vocabulary lacks the defaults.
     tokens = {

@@ -268,11 +268,7 @@ class _MixedPart:
 
 
 def _no_weights(config: Config) -> None:
-    """Refuse weights of a dataset that is no mixture.
-
-    Raises:
-        ValueError: there are some.
-    """
+    """Refuse weights of a dataset that is no mixture."""
     if config.mixture_weights:
         raise ValueError(
             "mixture_weights are of the datasets of a data.mixture, and the dataset is of one."
@@ -280,11 +276,7 @@ def _no_weights(config: Config) -> None:
 
 
 def _mixed_parts(dataset: DatasetArtifact, config: Config) -> list[_MixedPart]:
-    """Return the parts of a mixture in the order of their rows; none where nothing is mixed.
-
-    Raises:
-        ValueError: weights for other parts than there are, or a part without training rows.
-    """
+    """Return the parts of a mixture in the order of their rows; none where nothing is mixed."""
     weights = dataset.summary.parts
     if not weights:
         _no_weights(config)

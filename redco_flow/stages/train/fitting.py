@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from redco_flow.engine.step.links import NotPredicted, Traffic, find_traffic
+from redco_flow.engine.step.links import Figures, NotPredicted, Traffic, find_traffic
 from redco_flow.engine.step.program import Program, UnknownLoop
 from redco_flow.engine.step.step_time import links_of
 from redco_flow.engine.targets import Target
@@ -77,6 +77,29 @@ def fit(
         step = compiler.compile(compiler.plan({}))
     else:
         step = search.run() if is_auto else search.try_as_it_is()
+    found = _figures(step, data, target, len(devices))
+    chosen: Changes = {}
+    if search is not None:
+        if is_auto:
+            found["chosen"] = chosen = search.chosen
+            values = {**config.model_dump(mode="json"), **chosen}
+            compiler = replace(compiler, config=Config.from_json(values))
+        else:
+            search.run()
+        found["candidates"] = search.rows()
+        found["search_notes"] = search.notes
+    found["suggestions"] = []
+    if not step.fits:
+        fitting = [one for one in found.get("candidates", ()) if one["fits"]]
+        found["suggestions"] = fitting[:_NUM_SUGGESTED] or _suggest(
+            stage, compiler, step, chosen, progress
+        )
+    return {**found, **_own_cost()}
+
+
+def _figures(
+    step: CompiledStep, data: PlannedData, target: Target, num_devices: int
+) -> dict[str, Any]:
     plan, used = step.plan, step.memory
     parts = {
         "parameters": bytes_per_device(plan.state["params"]),
@@ -86,10 +109,10 @@ def fit(
     if used is not None:
         parts["temporaries"] = used.temporaries
         parts["other"] = used.total - sum(parts.values())
-    found = {
+    return {
         "device": target.device.kind,
         "reported": target.device.reported,
-        "num_devices": len(devices),
+        "num_devices": num_devices,
         "mesh": {axis: size for axis, size in plan.mesh.shape.items() if size > 1},
         "hosts_of_fabrics": target.hosts_of_fabrics,
         "micro_batches": plan.layout.num_micro,
@@ -111,23 +134,6 @@ def fit(
         "assumed": list(data.notes),
         "notes": list(data.notes),
     }
-    chosen: Changes = {}
-    if search is not None:
-        if is_auto:
-            found["chosen"] = chosen = search.chosen
-            values = {**config.model_dump(mode="json"), **chosen}
-            compiler = replace(compiler, config=Config.from_json(values))
-        else:
-            search.run()
-        found["candidates"] = search.rows()
-        found["search_notes"] = search.notes
-    found["suggestions"] = []
-    if not step.fits:
-        fitting = [one for one in found.get("candidates", ()) if one["fits"]]
-        found["suggestions"] = fitting[:_NUM_SUGGESTED] or _suggest(
-            stage, compiler, step, chosen, progress
-        )
-    return {**found, **_own_cost()}
 
 
 def _suggest(
@@ -227,7 +233,7 @@ def _program_cost(program: Program | None) -> dict[str, Any]:
 
 def _traffic(step: CompiledStep, target: Target) -> list[Traffic]:
     assert step.program is not None
-    links = links_of(target.device, step.hosts, target.fabrics)
+    links = links_of(Figures(target.device), step.hosts, target.fabrics)
     return find_traffic(step.program, links, step.plan.mesh.shape)
 
 

@@ -171,12 +171,7 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
 def _started_from(
     checkpoint: CheckpointArtifact, recipe: Recipe, dataset: DatasetArtifact, config: Config
 ) -> Recipe:
-    """Return the recipe with parameters that begin as the checkpoint's.
-
-    Raises:
-        CannotTrain: it was trained with another recipe.
-        WrongTokenizer: it was trained with another tokenizer.
-    """
+    """Return the recipe with parameters that begin as the checkpoint's."""
     record = checkpoint.record
     if not shares_model(record.recipe, config.recipe):
         raise CannotTrain(

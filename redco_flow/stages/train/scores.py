@@ -125,11 +125,7 @@ def make_text_scores(
 def _metrics(
     names: list[str], config: Config, summary: DatasetSummary, targets: Targets
 ) -> dict[str, Metric]:
-    """Return the metrics with their settings; what makes their scores doubtful is logged.
-
-    Raises:
-        CannotTrain: a metric cannot use its settings with the data's classes.
-    """
+    """Return the metrics with their settings; what makes their scores doubtful is logged."""
     metrics = {}
     for name in names:
         try:

@@ -27,6 +27,7 @@ from redco_flow.spec.model import (
     StrictModel,
     Text,
     Texts,
+    checked_regex,
 )
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import StageConfig
@@ -291,23 +292,10 @@ class LoraConfig(StrictModel):
 
     @field_validator("targets")
     @classmethod
-    def _regex(cls, targets: str | list[str]) -> str | list[str]:
+    def _regexes(cls, targets: str | list[str]) -> str | list[str]:
         for target in [targets] if isinstance(targets, str) else targets:
             checked_regex(target)
         return targets
-
-
-def checked_regex(pattern: str) -> str:
-    """Return a regex that compiles.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regex: {error}") from error
-    return pattern
 
 
 class ProfileConfig(StrictModel):
