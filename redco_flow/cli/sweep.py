@@ -16,7 +16,6 @@ from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.spec.overrides import PROFILE_PREFIX
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import Lease, find_holder
 from redco_flow.tracking.process_identity import utc_now
@@ -439,6 +438,7 @@ def choose_points(options: argparse.Namespace) -> list[Point]:
             options.sweep, samples, options.points, lambda line: print(line, file=sys.stderr)
         )
     from redco_flow.orchestrate.sweep.search import require_optuna
+    from redco_flow.spec.overrides import PROFILE_PREFIX
 
     require_optuna()
     if options.points:

@@ -82,8 +82,12 @@ class LanguageModelFamily(ModelFamily[ConfigT]):
 
     def _run_with_layers(self, config: ConfigT, params: Params, *inputs: Any, method: str) -> Any:
         """Call a method that takes the decoder layers' parameters, stacked or not."""
-        rest, layers = without_layers(params)
+        rest, layers = self._without_layers(params)
         return self._run(config, rest, layers, *inputs, method=method)
+
+    def _without_layers(self, params: Params) -> tuple[Params, Any]:
+        """Return the parameters without the decoder's layers, and the layers."""
+        return without_layers(params)
 
 
 class Head(NamedTuple):
