@@ -148,12 +148,15 @@ def _plan(options: argparse.Namespace) -> int:
         fits = {target: find_fits(loaded, target, searches=options.search) for target in targets}
         more["fit"] = fits[targets[0]] if len(targets) == 1 else fits
     if not options.fit:
-        choose_settings(loaded, compiles=False).say()
+        loaded = choose_settings(loaded, compiles=False).say()
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
 
-        given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, os.environ)
+        chosen = loaded
+        if options.fit and not options.target:
+            chosen = choose_settings(loaded, compiles=True).loaded
+        given = (chosen.pipeline, chosen.profile, chosen.workspace, chosen.plan, os.environ)
         submissions = rendered_submissions(*given, ahead=options.ahead)
         for name, text in submissions:
             print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
