@@ -4,7 +4,7 @@ import pytest
 from planned_training import training
 
 from redco_flow.orchestrate.run.fit import with_settings
-from redco_flow.orchestrate.run.objectives import Option, ranked
+from redco_flow.orchestrate.run.objectives import ExpectedStarts, Option, choose_devices, ranked
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import write_run
 from redco_flow.spec.load import load_pipeline
@@ -77,6 +77,23 @@ def test_where_devices_cannot_be_compared_the_fastest_mesh_is_chosen_and_it_is_s
     assert fit["target"] == "h100x4"
     assert "choice" not in fit
     assert note in fit["search_notes"][0]
+
+
+def test_an_error_of_the_requested_number_is_the_answer_and_others_are_left_out(tmp_path):
+    requested = ("mesh=cheapest", "resources.gpus_per_host=2")
+    asked = training(tmp_path, *requested, serial=0.1, parallel=0.9, **ON_SLURM)
+    error = {"error": "the compiler died", "exit_code": 1}
+
+    def find(failing):
+        def fit(stage):
+            return error if stage.resources.gpus_per_host == failing else asked.find(stage)
+
+        return choose_devices(asked.stage, asked.planned, fit, ExpectedStarts())
+
+    left = find(1)
+    assert find(2) == error
+    assert left["target"] == "h100x2"
+    assert left["search_notes"] == ["1 x 1 GPUs is left out: not planned: the compiler died"]
 
 
 def test_a_run_has_the_choice_in_its_record_and_the_same_fingerprint(tmp_path):

@@ -174,7 +174,8 @@ def choose_devices(
     """Return the figures of a stage's search on the best number of devices; None: one is missing.
 
     `chosen` then has the `resources` that differ from the stage's. Where numbers were compared,
-    `devices` has them all, the best first, and `choice` the objective and what was expected.
+    `devices` has them all, the best first, and `choice` the objective and what was expected. An
+    error of the requested number is the answer; other numbers with errors are left out.
 
     Args:
         find: returns the figures of a stage with other resources, or None.
@@ -184,8 +185,8 @@ def choose_devices(
     stages = [_with_resources(stage, request) for request in requests]
     for sized, request in zip(stages, requests, strict=True):
         fit = find(sized)
-        if fit is None:
-            return None
+        if fit is None or ("error" in fit and sized is stages[0]):
+            return fit
         changes = _changes(stage, request)
         texts = [f"stages.{stage.name}.resources.{key}={value}" for key, value in changes.items()]
         fits.append(fit := _with_request(fit, changes, texts))
@@ -200,8 +201,8 @@ def choose_devices(
     order = ranked(options, objective, now)
     best, _ = order[0]
     fit = fits[options.index(best)]
-    if "error" in fit:
-        return fit
+    refused = [one for one in options if one.refusal and one is not best]
+    notes += [f"{one.target} is left out: {one.refusal}" for one in refused]
     if objective == FIRST:
         notes += _walltime_note(best, stage, planned)
     fit = {**fit, "search_notes": [*fit["search_notes"], *notes]}
@@ -292,7 +293,7 @@ def _with_starts(
 
     Where no start is known, the objective is the fastest.
     """
-    if all(one.num_steps is None for one in options):
+    if options[0].num_steps is None:
         unknown = "the number of steps is not known before preprocessing"
         return list(options), FASTEST, [_no_starts(unknown)]
     found, refusals = [], []
