@@ -39,24 +39,29 @@ def test_the_best_number_of_devices_follows_the_objective(objective, options, be
     assert why_not or options[1].step_seconds is None or options[0].start is None
 
 
-def test_hosts_are_halved_before_the_gpus_of_one_host_and_processes_share_gpus_evenly(tmp_path):
-    requested = ("mesh=cheapest", "resources.num_hosts=6", "resources.gpus_per_host=8")
+TWO_RANKS = {**ON_SLURM, "slurm": {"gpu_type": "h100", "processes_per_host": 2}}
+ADDRESSES = [{"address": name, "gpus": 8} for name in "ab"]
+ON_HOSTS = {"executor": "hosts", "hosts": {"addresses": ADDRESSES, "gpu_type": "h100"}}
 
-    chosen = training(tmp_path, *requested, serial=0.1, parallel=0.9, **ON_SLURM).choose()
-    two_ranks = {**ON_SLURM, "slurm": {"gpu_type": "h100", "processes_per_host": 2}}
-    shared = training(tmp_path, *requested, serial=0.1, parallel=0.9, **two_ranks).choose()
-    addresses = [{"address": name, "gpus": 8} for name in "ab"]
-    whole = {"executor": "hosts", "hosts": {"addresses": addresses, "gpu_type": "h100"}}
-    hosts = training(
-        tmp_path, *requested, "resources.num_hosts=2", serial=0.1, parallel=0.9, **whole
-    ).choose()
 
-    def targets(fit):
-        return sorted(int(one["target"].removeprefix("h100x")) for one in fit["devices"])
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "profile", "settings", "targets"),
+    [
+        (6, 8, ON_SLURM, [], [1, 2, 4, 8, 24, 48]),
+        (6, 8, ON_SLURM, ["num_context_shards=4"], [4, 8, 24, 48]),
+        (1, 6, TWO_RANKS, [], [2, 6]),
+        (2, 8, ON_HOSTS, [], [8, 16]),
+    ],
+)
+def test_hosts_are_divided_before_the_gpus_of_one_host_where_the_job_can_follow(
+    tmp_path, hosts, gpus, profile, settings, targets
+):
+    requested = (f"resources.num_hosts={hosts}", f"resources.gpus_per_host={gpus}")
+    asked = ("mesh=cheapest", *requested, *settings)
 
-    assert targets(chosen) == [1, 2, 4, 8, 24, 48]
-    assert targets(shared) == [2, 4, 8, 24, 48]
-    assert targets(hosts) == [8, 16]
+    chosen = training(tmp_path, *asked, serial=0.1, parallel=0.9, **profile).choose()
+
+    assert sorted(one["num_devices"] for one in chosen["devices"]) == targets
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,11 @@ from typing import Any
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError
 from redco_flow.launch.call import JobResources
 from redco_flow.orchestrate.run.calls import job_resources
-from redco_flow.orchestrate.run.fit import Planned, search_word
+from redco_flow.orchestrate.run.fit import Planned, gpus_of_host, search_word
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.pipeline import Resources
 from redco_flow.spec.profile import Profile
+from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.attempt import AttemptDirectory
 
 FASTEST, CHEAPEST, FIRST = "auto", "cheapest", "first"
@@ -180,14 +181,13 @@ def choose_devices(
     Args:
         find: returns the figures of a stage with other resources, or None.
     """
-    objective, (requests, note) = search_word(stage), _requests(stage, planned)
+    objective, (sizes, note) = search_word(stage), _sizes(stage, planned)
     fits, options, notes = [], [], [note] if note else []
-    stages = [_with_resources(stage, request) for request in requests]
-    for sized, request in zip(stages, requests, strict=True):
+    for sized in sizes:
         fit = find(sized)
-        if fit is None or ("error" in fit and sized is stages[0]):
+        if fit is None or ("error" in fit and sized is stage):
             return fit
-        changes = _changes(stage, request)
+        request, changes = sized.resources, _changes(stage, sized.resources)
         texts = [f"stages.{stage.name}.resources.{key}={value}" for key, value in changes.items()]
         fits.append(fit := _with_request(fit, changes, texts))
         target = fit.get("target", f"{request.num_hosts} x {request.gpus_per_host} GPUs")
@@ -196,7 +196,7 @@ def choose_devices(
         objective = FASTEST
     now = time.time()
     if objective == FIRST:
-        options, objective, said = _with_starts(options, stages, planned, starts)
+        options, objective, said = _with_starts(options, sizes, planned, starts)
         notes += said
     order = ranked(options, objective, now)
     best, _ = order[0]
@@ -224,37 +224,45 @@ def compare_targets(fits: Mapping[str, Mapping[str, Any]], objective: str) -> li
     return [_row(one, reason) for one, reason in order]
 
 
-def _requests(stage: ResolvedStage, planned: Planned) -> tuple[list[Resources], str]:
-    """Return the resources to compare, the stage's own first; and why there are no others."""
-    objective, requests = search_word(stage), [stage.resources]
+def _sizes(stage: ResolvedStage, planned: Planned) -> tuple[list[ResolvedStage], str]:
+    """Return the stage, and with each other request to compare; and why there are no others."""
+    objective, sizes = search_word(stage), [stage]
     if objective == FASTEST:
-        return requests, ""
+        return sizes, ""
     if planned.target is not None:
-        return requests, "" if objective == CHEAPEST else "no queue is asked for --target"
+        return sizes, "" if objective == CHEAPEST else "no queue is asked for --target"
     profile = planned.pipeline.profile_of(stage.name, planned.profile)
     if stage.config.group is not None and profile.section.runs_groups:
-        return requests, f"group '{stage.config.group}' shares one job, which keeps its devices"
+        return sizes, f"group '{stage.config.group}' shares one job, which keeps its devices"
     if objective == FIRST and not profile.section.tells_starts:
         why = f"executor '{profile.executor}' does not say when a job would start"
-        return requests, f"{why}: the fastest mesh is chosen"
-    while (fewer := _fewer(requests[-1], profile)) is not None:
-        requests.append(fewer)
-    return requests, "" if len(requests) > 1 else "there is no smaller number of devices to compare"
+        return sizes, f"{why}: the fastest mesh is chosen"
+    request = stage.resources
+    while (fewer := _fewer(request, profile)) is not None:
+        request, sized = fewer, _with_resources(stage, fewer)
+        gpus = gpus_of_host(sized, profile, os.environ) or request.gpus_per_host
+        # Not numbers that context shards do not divide, say.
+        if not any(
+            find_stage_kind(stage.kind).device_problems(sized.config, gpus * request.num_hosts)
+        ):
+            sizes.append(sized)
+    return sizes, "" if len(sizes) > 1 else "there is no smaller number of devices to compare"
 
 
 def _fewer(resources: Resources, profile: Profile) -> Resources | None:
     """Return the next smaller request: of fewer hosts or, on one host, of fewer GPUs."""
     if resources.num_hosts > 1:
         return resources.model_copy(update={"num_hosts": _largest_divisor(resources.num_hosts)})
-    section, gpus = profile.section, _largest_divisor(resources.gpus_per_host)
-    if not section.gives_requested_gpus or not gpus or gpus % section.processes_per_host:
+    section = profile.section
+    gpus = _largest_divisor(resources.gpus_per_host, section.processes_per_host)
+    if not section.gives_requested_gpus or not gpus:
         return None
     return resources.model_copy(update={"gpus_per_host": gpus})
 
 
-def _largest_divisor(number: int) -> int:
-    """Return the largest divisor below a number; 0 where there is none."""
-    return max((one for one in range(1, number) if number % one == 0), default=0)
+def _largest_divisor(number: int, of: int = 1) -> int:
+    """Return the largest divisor below a number that is a multiple of `of`; 0 for none."""
+    return max((one for one in range(of, number, of) if number % one == 0), default=0)
 
 
 def _with_resources(stage: ResolvedStage, resources: Resources) -> ResolvedStage:
