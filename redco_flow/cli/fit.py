@@ -126,7 +126,8 @@ def choose_settings(
         target: the devices; None: those of the stages' profiles.
         to_run: search only for stages that will run, and raise where a search fails; else its
             figures are the error.
-        starts: as asked for before; None: those that are needed are asked for.
+        starts: for jobs that are to be submitted, or compared; None: no cluster is asked, and
+            what depends on its answer is left for the start of the run.
 
     Raises:
         ConfigError: a profile does not name the devices.
@@ -134,7 +135,6 @@ def choose_settings(
         UsageError: a search failed.
     """
     from redco_flow.orchestrate.run import fit as fitting
-    from redco_flow.orchestrate.run.objectives import ExpectedStarts
 
     searching = fitting.searching_stages(loaded.pipeline, loaded.plan)
     if not searching:
@@ -152,14 +152,13 @@ def choose_settings(
     required = [stage for stage in undecided if stage in running]
     if target is None:
         fitting.refuse_unnamed_devices(required, pipeline, loaded.profile)
-    starts = starts or ExpectedStarts()
     fits = _search(required, loaded, target, starts, compiles=compiles)
     errors = [fit["error"] for fit in fits.values() if "error" in fit]
     if errors and to_run:
         raise UsageError("\n".join(errors))
     # The result of another stage may be deleted before the run needs it.
     reused = [stage for stage in undecided if stage not in required]
-    known = fits | _search(reused, loaded, target, starts, compiles=False)
+    known = fits | _search(reused, loaded, target, None, compiles=False)
     for stage in undecided:
         if (fit := known.get(stage.name)) is None:
             if stage in required:
@@ -182,7 +181,7 @@ def _search(
     stages: Sequence[ResolvedStage],
     loaded: Loaded,
     target: str | None,
-    starts: ExpectedStarts,
+    starts: ExpectedStarts | None,
     *,
     compiles: bool,
 ) -> dict[str, dict[str, Any]]:
@@ -220,7 +219,7 @@ def _chosen_text(fit: dict[str, Any]) -> str:
 
 
 def find_fits(
-    loaded: Loaded, target: str | None, *, searches: bool = False
+    loaded: Loaded, target: str | None, starts: ExpectedStarts | None, *, searches: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
@@ -234,7 +233,7 @@ def find_fits(
     stages = trainings_of(loaded.pipeline, loaded.plan)
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
-    chosen = choose_settings(loaded, compiles=True, target=target, to_run=False)
+    chosen = choose_settings(loaded, compiles=True, target=target, to_run=False, starts=starts)
     loaded = chosen.say()
     if searches:
         for name in chosen.fits:

@@ -371,7 +371,7 @@ def run_sweep(
     if is_search:
         _refuse_open_settings(planned[0])
     # Points whose programs are equal find the first one's search in the cache.
-    starts = ExpectedStarts()
+    starts = None if options.dry_run else ExpectedStarts()
     chosen = [
         choose_settings(one, compiles=not options.dry_run, starts=starts) for one in points_loaded
     ]

@@ -260,7 +260,7 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     written_at = [one.stat().st_mtime_ns for one in answers]
     fit = {**json.loads(path.read_text())["fit"], "fits": False}
     auto = (*words, "stages.train.mesh=auto")
-    planned = command.start("plan", *words, "stages.train.mesh=first")
+    planned = command.start("plan", *words, "stages.train.mesh=first", "--render")
     _, notes = planned.communicate(timeout=500)
     assert "mesh: first for h100x" in notes
     assert "no expected start (" in notes  # there is no cluster here

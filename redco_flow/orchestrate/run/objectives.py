@@ -170,9 +170,9 @@ def choose_devices(
     stage: ResolvedStage,
     planned: Planned,
     find: Callable[[ResolvedStage], dict[str, Any] | None],
-    starts: ExpectedStarts,
+    starts: ExpectedStarts | None,
 ) -> dict[str, Any] | None:
-    """Return the figures of a stage's search on the best number of devices; None: one is missing.
+    """Return the figures of a stage's search on the best number of devices; None: not decided.
 
     `chosen` then has the `resources` that differ from the stage's. Where numbers were compared,
     `devices` has them all, the best first, and `choice` the objective and what was expected. An
@@ -180,8 +180,11 @@ def choose_devices(
 
     Args:
         find: returns the figures of a stage with other resources, or None.
+        starts: None: no cluster is asked, and what depends on its answer is not decided.
     """
     objective, (sizes, note) = search_word(stage), _sizes(stage, planned)
+    if objective == FIRST and len(sizes) > 1 and starts is None:
+        return None
     fits, options, notes = [], [], [note] if note else []
     for sized in sizes:
         fit = find(sized)
@@ -195,7 +198,7 @@ def choose_devices(
     if len(options) == 1:
         objective = FASTEST
     now = time.time()
-    if objective == FIRST:
+    if objective == FIRST and starts is not None:
         options, objective, said = _with_starts(options, sizes, planned, starts)
         notes += said
     order = ranked(options, objective, now)
