@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.cli.text import columns, duration, moment, number
+from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import DoesNotFit, UsageError
+from redco_flow.records import moment
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.planned_fits import errors_text, like, recent_comparisons
+from redco_flow.tracking.planned_fits import errors_text, expected_text, like, recent_comparisons
 from redco_flow.tracking.results import find_result
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def choose_settings(
             if stage in required:
                 notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
         elif "error" not in fit:
-            why = f"{words[stage.name]}, for {fit['target']}{_expected_text(fit)}"
+            why = f"{words[stage.name]}, for {fit['target']}"
             pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
             decided = _planned(replace(loaded, pipeline=pipeline), target)
             fitting.keep_fit(pipeline.stages[stage.name], decided, fit)
@@ -197,24 +198,17 @@ def _search(
     return {name: fit for name, fit in fits.items() if fit is not None}
 
 
-def _expected_text(fit: Mapping[str, Any]) -> str:
-    """Say when a training is expected to start and to end; empty where nothing is expected."""
-    choice = fit.get("choice", {})
-    if not choice.get("expected_end"):
-        return ""
-    start, end = (moment(choice[key]) for key in ("expected_start", "expected_end"))
-    return f", expected from {start} to {end}"
-
-
 def _chosen_text(fit: dict[str, Any]) -> str:
-    values = {**fit["chosen"], **fit["chosen"].get("resources", {}), "resources": None}
+    resources = fit["chosen"].get("resources", {})
+    values = {**fit["chosen"], "resources": None}
+    values |= {f"resources.{key}": value for key, value in resources.items()}
     chosen = " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
     time = fit["step_time"]
     step = f"{_seconds(time['seconds'])} a step, " if time else ""
     gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     verdict = "" if fit["fits"] else ", nothing fits"
     notes = "".join(f"; {note}" for note in fit["search_notes"])
-    expected = _expected_text(fit)
+    expected = expected_text(fit["choice"]) if "choice" in fit else ""
     return f" for {fit['target']}: {chosen} ({step}{gib}{verdict}){expected}{notes}"
 
 

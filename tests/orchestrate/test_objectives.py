@@ -116,7 +116,7 @@ def test_a_run_has_the_choice_in_its_record_and_the_same_fingerprint(tmp_path):
     assert again.config.fsdp == again.resources.gpus_per_host == 1
     assert again.resources.memory_gib == 100
     assert again.settings == asked.stage.settings
-    choice = {"objective": "cheapest", "requested": "h100x8"}
+    choice = {"objective": "cheapest", "requested": "h100x8", "no_start": ""}
     found = compare_fits(run)["train"]
     assert found.to_json()["choice"] == {**choice, "expected_start": None, "expected_end": None}
     assert found.text.endswith("on h100x1; chosen of h100x8 by mesh: cheapest")

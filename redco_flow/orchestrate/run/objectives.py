@@ -29,6 +29,7 @@ FASTEST, CHEAPEST, FIRST = "auto", "cheapest", "first"
 """Objectives, as the values of `mesh`."""
 
 _AS_GOOD = 1.03
+_TIE = "(within 3 %, the fewest devices)"
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _reason(cost: float, best: float, objective: str) -> str:
             FIRST: "ends as early, within 3 %, with more devices",
         }[objective]
     if objective == FIRST:
-        return f"ends {(cost - best) / 60:.3g} min later"
+        return "ends later"
     what = "slower" if objective == FASTEST else "more GPU-hours"
     return f"{100 * (cost / best - 1):.0f} % {what}"
 
@@ -182,8 +183,8 @@ def choose_devices(
         find: returns the figures of a stage with other resources, or None.
         starts: None: no cluster is asked, and what depends on its answer is not decided.
     """
-    objective, (sizes, note) = search_word(stage), _sizes(stage, planned)
-    if objective == FIRST and len(sizes) > 1 and starts is None:
+    word, (sizes, note) = search_word(stage), _sizes(stage, planned)
+    if word == FIRST and len(sizes) > 1 and starts is None:
         return None
     fits, options, notes = [], [], [note] if note else []
     for sized in sizes:
@@ -195,12 +196,14 @@ def choose_devices(
         fits.append(fit := _with_request(fit, changes, texts))
         target = fit.get("target", f"{request.num_hosts} x {request.gpus_per_host} GPUs")
         options.append(Option.of_fit(target, fit))
-    if len(options) == 1:
-        objective = FASTEST
-    now = time.time()
+    objective = word if len(options) > 1 else FASTEST
+    now, no_start = time.time(), ""
     if objective == FIRST and starts is not None:
-        options, objective, said = _with_starts(options, sizes, planned, starts)
-        notes += said
+        options, no_start = _with_starts(options, sizes, planned, starts)
+    if no_start:
+        objective = FASTEST
+        no_start = f"no expected start ({no_start.rstrip('.')}): the fastest is chosen {_TIE}"
+        notes.append(no_start)
     order = ranked(options, objective, now)
     best, _ = order[0]
     fit = fits[options.index(best)]
@@ -211,8 +214,13 @@ def choose_devices(
     fit = {**fit, "search_notes": [*fit["search_notes"], *notes]}
     if len(options) > 1:
         fit["devices"] = [_row(one, reason) for one, reason in order]
-        times = {"expected_start": _iso(best.start), "expected_end": _iso(best.end)}
-        fit["choice"] = {"objective": objective, "requested": options[0].target, **times}
+        fit["choice"] = {
+            "objective": word,
+            "requested": options[0].target,
+            "no_start": no_start,
+            "expected_start": _iso(best.start),
+            "expected_end": _iso(best.end),
+        }
     return fit
 
 
@@ -299,31 +307,23 @@ def _with_starts(
     stages: Sequence[ResolvedStage],
     planned: Planned,
     starts: ExpectedStarts,
-) -> tuple[list[Option], str, list[str]]:
-    """Return the options with the expected starts of their jobs, the objective, and notes.
-
-    Where no start is known, the objective is the fastest.
-    """
+) -> tuple[list[Option], str]:
+    """Return the options with the expected starts of their jobs; and why none is known, if so."""
     if options[0].num_steps is None:
-        unknown = "the number of steps is not known before preprocessing"
-        return list(options), FASTEST, [_no_starts(unknown)]
+        return list(options), "the number of steps is not known before preprocessing"
     found, refusals = [], []
     for option, stage in zip(options, stages, strict=True):
         try:
             start = starts.of(stage, planned) if option.seconds else None
             found.append(replace(option, start=start))
         except ClusterUnreachable as error:  # the others alone would be half a comparison
-            return list(options), FASTEST, [_no_starts(str(error))]
+            return list(options), str(error)
         except (RedcoFlowError, OSError) as error:
             refusals.append(str(error))
             found.append(replace(option, refusal=str(error)))
     if refusals and not any(one.start for one in found):
-        return list(options), FASTEST, [_no_starts(refusals[0])]
-    return found, FIRST, []
-
-
-def _no_starts(why: str) -> str:
-    return f"no expected start ({why.rstrip('.')}): the fastest mesh is chosen"
+        return list(options), refusals[0]
+    return found, ""
 
 
 def _walltime_note(option: Option, stage: ResolvedStage, planned: Planned) -> list[str]:
