@@ -13,6 +13,15 @@ from redco_flow.tracking.planned_fits import compare_fits
 ON_SLURM = {"executor": "slurm", "slurm": {"gpu_type": "h100"}}
 
 
+# A job of two GPUs is refused; the last word is the script.
+SBATCH = """#!/bin/sh
+echo asked >> "$LOG"
+for script; do :; done
+if grep -q "gpus-per-node=h100:2" "$script"; then echo "no such node" >&2; exit 1; fi
+echo "sbatch: Job 1 to start at 4000000000 using 8 processors on nodes n1" >&2
+"""
+
+
 def option(num_devices, step_seconds, start=None):
     return Option(f"h100x{num_devices}", "", num_devices, step_seconds, 100, start)
 
@@ -28,15 +37,13 @@ def option(num_devices, step_seconds, start=None):
         ("first", [option(8, 1.0, 1050.0), option(4, 1.9, 1000.0)], "h100x8"),
         # Ends after 192 s and 190 s: the difference is below 3 % of the time until then.
         ("first", [option(8, 1.0, 1090.0), option(4, 1.92, 1000.0)], "h100x4"),
-        ("first", [option(8, 1.0), option(4, 1.9, 5000.0)], "h100x4"),
         ("cheapest", [option(8, 1.0), option(4, None)], "h100x8"),
     ],
 )
 def test_the_best_number_of_devices_follows_the_objective(objective, options, best):
-    (first, reason), (_, why_not) = ranked(options, objective, now=1000.0)
+    (first, reason), _ = ranked(options, objective, now=1000.0)
 
     assert (first.target, reason) == (best, "")
-    assert why_not or options[1].step_seconds is None or options[0].start is None
 
 
 TWO_RANKS = {**ON_SLURM, "slurm": {"gpu_type": "h100", "processes_per_host": 2}}
@@ -99,6 +106,33 @@ def test_an_error_of_the_requested_number_is_the_answer_and_others_are_left_out(
     assert find(2) == error
     assert left["target"] == "h100x2"
     assert left["search_notes"] == ["1 x 1 GPUs is left out: not planned: the compiler died"]
+
+
+def test_slurm_is_asked_once_for_equal_jobs_of_a_sweep_and_a_note_has_its_refusal(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "sbatch").write_text(SBATCH)
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    requested = ("mesh=first", "resources.gpus_per_host=4")
+    points = [
+        training(tmp_path, *requested, f"seed={seed}", serial=0.1, parallel=0.9, **ON_SLURM)
+        for seed in (1, 2)
+    ]
+    starts = ExpectedStarts()
+
+    open_one = choose_devices(points[0].stage, points[0].planned, points[0].find, None)
+    fits = [choose_devices(one.stage, one.planned, one.find, starts) for one in points]
+
+    assert open_one is None
+    assert (tmp_path / "log").read_text().split() == ["asked"] * 3  # for 4, 2 and 1 GPUs
+    for fit in fits:
+        assert fit["target"] == "h100x1"  # ends as early as 4 GPUs, within 3 % of the wait
+        assert fit["choice"]["expected_start"] == "2096-10-02T07:06:40+00:00"
+        (note,) = fit["search_notes"]
+        assert note.startswith("h100x2 is left out: ")
+        assert note.endswith("no such node")
 
 
 def test_a_run_has_the_choice_in_its_record_and_the_same_fingerprint(tmp_path):
