@@ -95,16 +95,8 @@ class Chosen:
     """
 
     loaded: Loaded
-    fits: Mapping[str, dict[str, Any]]
+    fits: dict[str, dict[str, Any]]
     notes: tuple[str, ...]
-
-    def with_choices(self, fits: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return figures for the run's record with how the numbers of devices were chosen."""
-        choices = {name: fit["choice"] for name, fit in self.fits.items() if "choice" in fit}
-        return {
-            name: {**fit, "choice": choices[name]} if name in choices else fit
-            for name, fit in fits.items()
-        }
 
     def say(self) -> Loaded:
         """Write the notes to standard error; return the run."""

@@ -243,8 +243,7 @@ def _run(options: argparse.Namespace) -> int:
         chosen = choose_settings(loaded, compiles=True, starts=ExpectedStarts())
         loaded = chosen.say()
         refuses = options.fit is not False
-        fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses)
-        fits = chosen.with_choices(fits)
+        fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses) | chosen.fits
     run = write_run(
         loaded.pipeline,
         loaded.profile,

@@ -201,7 +201,8 @@ def with_settings(
     chosen = dict(dict.fromkeys(_searched(stage)) if chosen is None else chosen)
     resources = chosen.pop("resources", {})
     keys = [*chosen, *(f"resources.{key}" for key in resources)]
-    chosen["resources"] = {**stage.resources.model_dump(mode="json"), **resources}
+    if resources:
+        chosen["resources"] = {**stage.resources.model_dump(mode="json"), **resources}
     config = type(stage.config).from_json({**stage.config.model_dump(mode="json"), **chosen})
     document = copy.deepcopy(pipeline.document)
     document["stages"][name] |= chosen

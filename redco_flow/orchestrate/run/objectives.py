@@ -23,7 +23,6 @@ from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.pipeline import Resources
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.tracking.attempt import AttemptDirectory
 
 FASTEST, CHEAPEST, FIRST = "auto", "cheapest", "first"
 """Objectives, as the values of `mesh`."""
@@ -159,12 +158,11 @@ class ExpectedStarts:
 def _ask(stage: ResolvedStage, profile: Profile, planned: Planned) -> float:
     # Imported here: what only looks at plans never pays for the executors.
     from redco_flow.launch.executor import make_executor
+    from redco_flow.orchestrate.run.rendering import stage_to_render
 
     run = planned.workspace.runs / f"{planned.pipeline.name}-RUN"
-    attempt = AttemptDirectory(run / "stages" / stage.name / "attempts" / "1")
     executor = make_executor(profile, os.environ)
-    title = f"{run.name} {stage.name} 1"
-    return executor.expected_start(attempt, title, job_resources(stage, profile))
+    return executor.expected_start(*stage_to_render(run, stage, profile))
 
 
 def choose_devices(
