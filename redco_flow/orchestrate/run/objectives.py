@@ -131,7 +131,14 @@ def _reason(cost: float, best: float, objective: str) -> str:
 
 
 class ExpectedStarts:
-    """When jobs would start, by their cluster, which is asked once for equal requests."""
+    """When jobs would start, by their cluster, which is asked once for equal requests.
+
+    Slurm tests a job (`sbatch --test-only`) against the jobs that run, by their time limits. For
+    those that wait in the partition with at least the job's priority it adds one delay: the sum of
+    their CPUs times their time limits, divided by the CPUs of the partition. That delay is the same
+    for every request of a priority, so a small job that backfilling would start early gets no
+    earlier start (`_delayed_job_start_time` of Slurm 22.05).
+    """
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, JobResources], float | Exception] = {}
@@ -246,14 +253,12 @@ def _sizes(stage: ResolvedStage, planned: Planned) -> tuple[list[ResolvedStage],
     if objective == FIRST and not profile.section.tells_starts:
         why = f"executor '{profile.executor}' does not say when a job would start"
         return sizes, f"{why}: the fastest mesh is chosen"
-    request = stage.resources
+    kind, request = find_stage_kind(stage.kind), stage.resources
     while (fewer := _fewer(request, profile)) is not None:
         request, sized = fewer, _with_resources(stage, fewer)
         gpus = gpus_of_host(sized, profile, os.environ) or request.gpus_per_host
-        # Not numbers that context shards do not divide, say.
-        if not any(
-            find_stage_kind(stage.kind).device_problems(sized.config, gpus * request.num_hosts)
-        ):
+        # Context shards, for example, have to divide the devices.
+        if not any(kind.device_problems(sized.config, gpus * request.num_hosts)):
             sizes.append(sized)
     return sizes, "" if len(sizes) > 1 else "there is no smaller number of devices to compare"
 
