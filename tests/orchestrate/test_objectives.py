@@ -146,6 +146,9 @@ def test_a_run_has_the_choice_in_its_record_and_the_same_fingerprint(tmp_path):
     run = write_run(pipeline, planned.profile, planned.workspace, plan, fits={"train": fit})
     again = load_pipeline(run.resolved_path).stages["train"]
 
+    written = planned.pipeline.document["stages"]["train"]
+    auto = with_settings(planned.pipeline, "train", {"mesh": None}, "mesh: auto")
+    assert auto.document["stages"]["train"] == {**written, "mesh": None}
     assert again.config.mesh is None
     assert again.config.fsdp == again.resources.gpus_per_host == 1
     assert again.resources.memory_gib == 100

@@ -136,8 +136,8 @@ class ExpectedStarts:
     Slurm tests a job (`sbatch --test-only`) against the jobs that run, by their time limits. For
     those that wait in the partition with at least the job's priority it adds one delay: the sum of
     their CPUs times their time limits, divided by the CPUs of the partition. That delay is the same
-    for every request of a priority, so a small job that backfilling would start early gets no
-    earlier start (`_delayed_job_start_time` of Slurm 22.05).
+    for every request of a priority: backfilling, which may start a small job earlier, is not
+    considered (Slurm 22.05, src/slurmctld/job_scheduler.c).
     """
 
     def __init__(self) -> None:
