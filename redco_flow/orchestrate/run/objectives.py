@@ -28,7 +28,6 @@ FASTEST, CHEAPEST, FIRST = "auto", "cheapest", "first"
 """Objectives, as the values of `mesh`."""
 
 _AS_GOOD = 1.03
-_TIE = "(within 3 %, the fewest devices)"
 
 
 @dataclass(frozen=True)
@@ -204,16 +203,15 @@ def choose_devices(
     objective = word if len(options) > 1 else FASTEST
     now, no_start = time.time(), ""
     if objective == FIRST and starts is not None:
-        options, no_start = _with_starts(options, sizes, planned, starts)
-    if no_start:
-        objective = FASTEST
-        no_start = f"no expected start ({no_start.rstrip('.')}): the fastest is chosen {_TIE}"
-        notes.append(no_start)
+        options, why = _with_starts(options, sizes, planned, starts)
+        if why:
+            instead = "the fastest is chosen (within 3 %, the fewest devices)"
+            objective, no_start = FASTEST, f"no expected start ({why.rstrip('.')}): {instead}"
+            notes.append(no_start)
     order = ranked(options, objective, now)
     best, _ = order[0]
     fit = fits[options.index(best)]
-    refused = [one for one in options if one.refusal and one is not best]
-    notes += [f"{one.target} is left out: {one.refusal}" for one in refused]
+    notes += [f"{one.target} is left out: {one.refusal}" for one, _ in order[1:] if one.refusal]
     if objective == FIRST:
         notes += _walltime_note(best, stage, planned)
     fit = {**fit, "search_notes": [*fit["search_notes"], *notes]}
