@@ -372,6 +372,11 @@ def read_bytes(path: str | os.PathLike[str], begin: int = 0) -> bytes:
     raise AssertionError("unreachable")
 
 
+def moment(time: str) -> str:
+    """Shorten a record's time: 2026-11-24T07:12:20.500+00:00 → 2026-11-24 07:12 UTC."""
+    return f"{time[:16].replace('T', ' ')} UTC"
+
+
 def change_mark(path: Path) -> tuple[int, int]:
     """Return what differs after each write of a record; zeros where there is none."""
     try:

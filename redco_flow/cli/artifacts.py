@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
-from redco_flow.cli.text import columns, duration, moment, number, short_id, size
+from redco_flow.cli.text import columns, duration, number, short_id, size
+from redco_flow.records import moment
 from redco_flow.tracking.aliases import AliasStore, artifact_id_of
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.deletions import find_deletion, refuse_deleted

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.cli.text import columns, duration, moment, number
+from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import DoesNotFit, UsageError
+from redco_flow.records import moment
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.planned_fits import errors_text, like, recent_comparisons
+from redco_flow.tracking.planned_fits import errors_text, expected_text, like, recent_comparisons
 from redco_flow.tracking.results import find_result
 
 if TYPE_CHECKING:
@@ -94,16 +95,8 @@ class Chosen:
     """
 
     loaded: Loaded
-    fits: Mapping[str, dict[str, Any]]
+    fits: dict[str, dict[str, Any]]
     notes: tuple[str, ...]
-
-    def with_choices(self, fits: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return figures for the run's record with how the numbers of devices were chosen."""
-        choices = {name: fit["choice"] for name, fit in self.fits.items() if "choice" in fit}
-        return {
-            name: {**fit, "choice": choices[name]} if name in choices else fit
-            for name, fit in fits.items()
-        }
 
     def say(self) -> Loaded:
         """Write the notes to standard error; return the run."""
@@ -126,7 +119,8 @@ def choose_settings(
         target: the devices; None: those of the stages' profiles.
         to_run: search only for stages that will run, and raise where a search fails; else its
             figures are the error.
-        starts: as asked for before; None: those that are needed are asked for.
+        starts: for jobs that are to be submitted, or compared; None: no cluster is asked, and
+            what depends on its answer is left for the start of the run.
 
     Raises:
         ConfigError: a profile does not name the devices.
@@ -134,7 +128,6 @@ def choose_settings(
         UsageError: a search failed.
     """
     from redco_flow.orchestrate.run import fit as fitting
-    from redco_flow.orchestrate.run.objectives import ExpectedStarts
 
     searching = fitting.searching_stages(loaded.pipeline, loaded.plan)
     if not searching:
@@ -152,20 +145,19 @@ def choose_settings(
     required = [stage for stage in undecided if stage in running]
     if target is None:
         fitting.refuse_unnamed_devices(required, pipeline, loaded.profile)
-    starts = starts or ExpectedStarts()
     fits = _search(required, loaded, target, starts, compiles=compiles)
     errors = [fit["error"] for fit in fits.values() if "error" in fit]
     if errors and to_run:
         raise UsageError("\n".join(errors))
     # The result of another stage may be deleted before the run needs it.
     reused = [stage for stage in undecided if stage not in required]
-    known = fits | _search(reused, loaded, target, starts, compiles=False)
+    known = fits | _search(reused, loaded, target, None, compiles=False)
     for stage in undecided:
         if (fit := known.get(stage.name)) is None:
             if stage in required:
                 notes[stage.name] = " is searched when the run starts; `plan --fit` searches now"
         elif "error" not in fit:
-            why = f"{words[stage.name]}, for {fit['target']}{_expected_text(fit)}"
+            why = f"{words[stage.name]}, for {fit['target']}"
             pipeline = fitting.with_settings(pipeline, stage.name, fit["chosen"], why)
             decided = _planned(replace(loaded, pipeline=pipeline), target)
             fitting.keep_fit(pipeline.stages[stage.name], decided, fit)
@@ -182,7 +174,7 @@ def _search(
     stages: Sequence[ResolvedStage],
     loaded: Loaded,
     target: str | None,
-    starts: ExpectedStarts,
+    starts: ExpectedStarts | None,
     *,
     compiles: bool,
 ) -> dict[str, dict[str, Any]]:
@@ -198,29 +190,22 @@ def _search(
     return {name: fit for name, fit in fits.items() if fit is not None}
 
 
-def _expected_text(fit: Mapping[str, Any]) -> str:
-    """Say when a training is expected to start and to end; empty where nothing is expected."""
-    choice = fit.get("choice", {})
-    if not choice.get("expected_end"):
-        return ""
-    start, end = (moment(choice[key]) for key in ("expected_start", "expected_end"))
-    return f", expected from {start} to {end}"
-
-
 def _chosen_text(fit: dict[str, Any]) -> str:
-    values = {**fit["chosen"], **fit["chosen"].get("resources", {}), "resources": None}
+    resources = fit["chosen"].get("resources", {})
+    values = {**fit["chosen"], "resources": None}
+    values |= {f"resources.{key}": value for key, value in resources.items()}
     chosen = " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
     time = fit["step_time"]
     step = f"{_seconds(time['seconds'])} a step, " if time else ""
     gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
     verdict = "" if fit["fits"] else ", nothing fits"
     notes = "".join(f"; {note}" for note in fit["search_notes"])
-    expected = _expected_text(fit)
+    expected = expected_text(fit["choice"]) if "choice" in fit else ""
     return f" for {fit['target']}: {chosen} ({step}{gib}{verdict}){expected}{notes}"
 
 
 def find_fits(
-    loaded: Loaded, target: str | None, *, searches: bool = False
+    loaded: Loaded, target: str | None, starts: ExpectedStarts | None, *, searches: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
@@ -234,7 +219,7 @@ def find_fits(
     stages = trainings_of(loaded.pipeline, loaded.plan)
     if not stages:
         raise UsageError("--fit is for stages of kind train, and the plan has none.")
-    chosen = choose_settings(loaded, compiles=True, target=target, to_run=False)
+    chosen = choose_settings(loaded, compiles=True, target=target, to_run=False, starts=starts)
     loaded = chosen.say()
     if searches:
         for name in chosen.fits:

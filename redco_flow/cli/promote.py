@@ -11,8 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
-from redco_flow.cli.text import columns, moment, number, short_id
+from redco_flow.cli.text import columns, number, short_id
 from redco_flow.errors import UsageError
+from redco_flow.records import moment
 from redco_flow.tracking.aliases import Alias, AliasEvent, AliasName, AliasStore
 from redco_flow.tracking.workspace import Workspace
 

@@ -139,21 +139,29 @@ def _plan(options: argparse.Namespace) -> int:
     for name in ("target", "search"):
         if getattr(options, name) and not options.fit:
             raise UsageError(f"--{name} is for --fit: without it, nothing is compiled.")
+    from redco_flow.orchestrate.run.objectives import ExpectedStarts
+
+    # Without these options a plan starts nothing, and shows nothing that depends on a queue.
+    starts = ExpectedStarts() if options.fit or options.render else None
     loader = Loader(options, only_reads=True, is_for_other_devices=bool(options.target))
     loaded = loader.load()
     more: dict[str, Any] = {"identity": loaded.identity} if options.json else {}
     targets = options.target.split(",") if options.target else [None]
     fits: dict[str | None, dict[str, dict[str, Any]]] = {}
     if options.fit and options.json:
-        fits = {target: find_fits(loaded, target, searches=options.search) for target in targets}
+        searches = options.search
+        fits = {one: find_fits(loaded, one, starts, searches=searches) for one in targets}
         more["fit"] = fits[targets[0]] if len(targets) == 1 else fits
     if not options.fit:
-        choose_settings(loaded, compiles=False).say()
+        loaded = choose_settings(loaded, compiles=False, starts=starts).say()
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
 
-        given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, os.environ)
+        chosen = loaded
+        if options.fit and not options.target:
+            chosen = choose_settings(loaded, compiles=True, starts=starts).loaded
+        given = (chosen.pipeline, chosen.profile, chosen.workspace, chosen.plan, os.environ)
         submissions = rendered_submissions(*given, ahead=options.ahead)
         for name, text in submissions:
             print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
@@ -161,7 +169,7 @@ def _plan(options: argparse.Namespace) -> int:
         print_examples(loaded, options.show_examples)
     if options.fit and not options.json:
         for target in targets:
-            fits[target] = find_fits(loaded, target, searches=options.search)
+            fits[target] = find_fits(loaded, target, starts, searches=options.search)
             for stage, fit in fits[target].items():
                 print_fit(stage, fit)
         if len(targets) > 1:
@@ -195,6 +203,7 @@ def _print_plan(
 
 
 def _run(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.run.objectives import ExpectedStarts
     from redco_flow.orchestrate.run.start import spawn, write_run
 
     if options.launcher:
@@ -231,11 +240,10 @@ def _run(options: argparse.Namespace) -> int:
     is_there = bool(options.run_id) and (loaded.workspace.runs / options.run_id).exists()
     fits: dict[str, dict[str, Any]] = {}
     if not is_there:
-        chosen = choose_settings(loaded, compiles=True)
+        chosen = choose_settings(loaded, compiles=True, starts=ExpectedStarts())
         loaded = chosen.say()
         refuses = options.fit is not False
-        fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses)
-        fits = chosen.with_choices(fits)
+        fits = fits_of_run(loaded, compiles=bool(options.fit), refuses=refuses) | chosen.fits
     run = write_run(
         loaded.pipeline,
         loaded.profile,

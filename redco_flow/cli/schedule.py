@@ -19,7 +19,7 @@ from redco_flow.bounded import within
 from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_path
 from redco_flow.cli.fit import choose_settings
 from redco_flow.cli.loading import Loader
-from redco_flow.cli.text import columns, moment
+from redco_flow.cli.text import columns
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.launch.processes import exit_within
 from redco_flow.local_paths import is_file
@@ -30,6 +30,7 @@ from redco_flow.orchestrate.recurring.serving_record import (
     note_workspace,
     refuse_if_served_elsewhere,
 )
+from redco_flow.records import moment
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import (
     Firing,

@@ -371,7 +371,7 @@ def run_sweep(
     if is_search:
         _refuse_open_settings(planned[0])
     # Points whose programs are equal find the first one's search in the cache.
-    starts = ExpectedStarts()
+    starts = None if options.dry_run else ExpectedStarts()
     chosen = [
         choose_settings(one, compiles=not options.dry_run, starts=starts) for one in points_loaded
     ]
@@ -460,12 +460,13 @@ def choose_points(options: argparse.Namespace) -> list[Point]:
 
 def _refuse_open_settings(point: PlannedPoint) -> None:
     """Raise where a search would have to choose settings again for each point."""
-    from redco_flow.orchestrate.run.fit import searching_stages
+    from redco_flow.orchestrate.run.fit import search_word, searching_stages
 
     if found := searching_stages(point.pipeline, point.plan):
+        word = search_word(found[0])
         raise UsageError(
-            f"--sampler tpe: stage '{found[0].name}' has `mesh: auto`, which is searched before a "
-            f"sweep starts: write the mesh that `redco-flow plan --fit` finds."
+            f"--sampler tpe: stage '{found[0].name}' has `mesh: {word}`, which is searched before "
+            f"a sweep starts: write the mesh that `redco-flow plan --fit` finds."
         )
 
 

@@ -16,11 +16,6 @@ def duration(seconds: float | None) -> str:
     return "" if seconds is None else numbers.duration(seconds).replace(numbers.THIN_SPACE, " ")
 
 
-def moment(time: str) -> str:
-    """Shorten a record's time: 2026-11-24T07:12:20.500+00:00 → 2026-11-24 07:12 UTC."""
-    return f"{time[:16].replace('T', ' ')} UTC"
-
-
 def number(value: Any) -> str:
     """A float with four significant digits; anything else as it is; None → ""."""
     if value is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from redco_flow.errors import ArtifactError
-from redco_flow.records import write_json
+from redco_flow.records import moment, write_json
 from redco_flow.tracking.artifacts import Artifact
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
@@ -69,8 +69,8 @@ def forget_deletion(run: RunDirectory) -> None:
 
 def deletion_text(deletion: DeletionRecord) -> str:
     """Return a deletion in words: when, by whom, with which command."""
-    moment = deletion["time"][:16].replace("T", " ")
-    return f"deleted {moment} UTC by {deletion['by']} (`{deletion['command']}`)"
+    by, command = deletion["by"], deletion["command"]
+    return f"deleted {moment(deletion['time'])} by {by} (`{command}`)"
 
 
 def refuse_deleted(workspace: Workspace, artifact: Artifact) -> None:

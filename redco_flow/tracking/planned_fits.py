@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Required, TypedDict
 
 from redco_flow.errors import DamagedRecord
-from redco_flow.records import write_json
+from redco_flow.records import moment, write_json
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -30,17 +30,19 @@ class PlannedStepTime(TypedDict, total=False):
     parts_seconds: Required[dict[str, float]]
 
 
-class Choice(TypedDict, total=False):
+class Choice(TypedDict):
     """The choice of the number of devices of a training.
 
-    `objective` is the value of `mesh` that was followed, `requested` the devices that the pipeline
-    requests, and the times, in ISO 8601, are of its job, where its cluster expected a start.
+    `objective` is the value of `mesh`, `requested` the devices that the pipeline requests, and the
+    times, in ISO 8601, are of its job, where its cluster expected a start. `no_start` says why it
+    expected none, and what was chosen then; it is empty where none was needed.
     """
 
-    objective: Required[str]
-    requested: Required[str]
-    expected_start: Required[str | None]
-    expected_end: Required[str | None]
+    objective: str
+    requested: str
+    no_start: str
+    expected_start: str | None
+    expected_end: str | None
 
 
 class PlannedFit(TypedDict, total=False):
@@ -135,9 +137,8 @@ class FitComparison:
         """A sentence on the choice of the devices, for people; none where there was none."""
         if (choice := self.fit.get("choice")) is None:
             return []
-        times = [choice["expected_start"], choice["expected_end"]]
-        expected = f", expected from {times[0]} to {times[1]}" if all(times) else ""
-        return [f"chosen of {choice['requested']} by mesh: {choice['objective']}{expected}"]
+        chosen = f"chosen of {choice['requested']} by mesh: {choice['objective']}"
+        return [chosen + expected_text(choice), *filter(None, [choice["no_start"]])]
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, and the devices that they are of."""
@@ -153,6 +154,12 @@ class FitComparison:
         }
 
 
+def expected_text(choice: Choice) -> str:
+    """Say when the job is expected to start and to end; empty where nothing is expected."""
+    start, end = choice["expected_start"], choice["expected_end"]
+    return f", expected from {moment(start)} to {moment(end)}" if start and end else ""
+
+
 def write_fits(run: RunDirectory, fits: Mapping[str, Mapping[str, Any]]) -> None:
     """Write fits.json, where something was predicted.
 
@@ -160,7 +167,9 @@ def write_fits(run: RunDirectory, fits: Mapping[str, Mapping[str, Any]]) -> None
         fits: by stage; those that could not be planned are left out.
     """
     known = {
-        stage: {key: fit[key] for key in PlannedFit.__annotations__ if key in fit}
+        stage: {
+            key: fit[key] for key in PlannedFit.__annotations__ if key != "choice" or key in fit
+        }
         for stage, fit in fits.items()
         if "error" not in fit
     }

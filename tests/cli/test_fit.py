@@ -248,6 +248,8 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     costs = {target: int(target[-1]) * seconds for target, seconds in steps.items()}
     assert steps["h100x2"] == best["step_seconds"]
     assert costs[found["target"]] <= 1.03 * min(costs["h100x1"], costs["h100x2"])
+    rendered = command("plan", *words, "stages.train.mesh=cheapest", "--render")
+    assert f"--gpus-per-node=h100:{found['target'][-1]}" in rendered
 
     answers = list(Workspace(command.folder / "redco-workspace").cache.glob("fits/*"))
     (path,) = (
@@ -258,7 +260,7 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     written_at = [one.stat().st_mtime_ns for one in answers]
     fit = {**json.loads(path.read_text())["fit"], "fits": False}
     auto = (*words, "stages.train.mesh=auto")
-    planned = command.start("plan", *words, "stages.train.mesh=first")
+    planned = command.start("plan", *words, "stages.train.mesh=first", "--render")
     _, notes = planned.communicate(timeout=500)
     assert "mesh: first for h100x" in notes
     assert "no expected start (" in notes  # there is no cluster here

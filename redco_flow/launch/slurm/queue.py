@@ -196,7 +196,7 @@ def try_submission(options: Iterable[str], environment: Mapping[str, str]) -> No
         StageFailed: Slurm would refuse it; has Slurm's words.
         ClusterUnreachable: there is no answer.
     """
-    _run(["sbatch", "--test-only", *options, "--time=1", "--wrap=true"], environment)
+    _test([*options, "--time=1", "--wrap=true"], environment)
 
 
 def expected_start(script: Path, environment: Mapping[str, str]) -> float:
@@ -206,11 +206,15 @@ def expected_start(script: Path, environment: Mapping[str, str]) -> float:
         StageFailed: Slurm would refuse it; has Slurm's words.
         ClusterUnreachable: there is no answer, or none that has the time.
     """
-    command = ["sbatch", "--test-only", str(script)]
-    said = _complete(command, {**environment, **_TIMES_AS_SECONDS}, _COMMAND_SECONDS).stderr
+    said = _test([str(script)], {**environment, **_TIMES_AS_SECONDS})
     if (found := re.search(r"\bto start at (\d+) ", said)) is None:
         raise TryLater(f"sbatch --test-only names no time: {' '.join(said.split())!r}.")
     return float(found[1])
+
+
+def _test(arguments: list[str], environment: Mapping[str, str]) -> str:
+    """Return what Slurm says of a job that is not submitted."""
+    return _complete(["sbatch", "--test-only", *arguments], environment, _COMMAND_SECONDS).stderr
 
 
 def send_signal(job_id: str, name: str, environment: Mapping[str, str]) -> None:

@@ -151,7 +151,7 @@ def why_nothing_to_search(
     stage: ResolvedStage, profile: Profile, environ: Mapping[str, str]
 ) -> str:
     """Say why a stage's settings can be as by default; empty where they are to be searched."""
-    gpus = _gpus_of_host(stage, profile, environ)
+    gpus = gpus_of_host(stage, profile, environ)
     if gpus == 0:
         return "all CPU devices are data shards"
     if gpus is None and profile.section.gpu_type is None:
@@ -159,7 +159,7 @@ def why_nothing_to_search(
     return "there is one device" if gpus == stage.resources.num_hosts == 1 else ""
 
 
-def _gpus_of_host(stage: ResolvedStage, profile: Profile, environ: Mapping[str, str]) -> int | None:
+def gpus_of_host(stage: ResolvedStage, profile: Profile, environ: Mapping[str, str]) -> int | None:
     """Return how many GPUs a stage gets of each host; None where that is not known."""
     requested, section = stage.resources.gpus_per_host, profile.section
     if section.gives_requested_gpus:
@@ -201,7 +201,8 @@ def with_settings(
     chosen = dict(dict.fromkeys(_searched(stage)) if chosen is None else chosen)
     resources = chosen.pop("resources", {})
     keys = [*chosen, *(f"resources.{key}" for key in resources)]
-    chosen["resources"] = {**stage.resources.model_dump(mode="json"), **resources}
+    if resources:
+        chosen["resources"] = {**stage.resources.model_dump(mode="json"), **resources}
     config = type(stage.config).from_json({**stage.config.model_dump(mode="json"), **chosen})
     document = copy.deepcopy(pipeline.document)
     document["stages"][name] |= chosen
@@ -336,7 +337,7 @@ def _devices(stage: ResolvedStage, profile: Profile, target: str | None) -> dict
     if target is not None:
         return {"target": target}
     # A plan may be made on a machine without the GPUs.
-    gpus = _gpus_of_host(stage, profile, os.environ) or stage.resources.gpus_per_host
+    gpus = gpus_of_host(stage, profile, os.environ) or stage.resources.gpus_per_host
     kind = profile.section.gpu_type
     if not gpus or not kind:
         raise UsageError(

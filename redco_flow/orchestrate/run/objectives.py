@@ -18,11 +18,11 @@ from typing import Any
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError
 from redco_flow.launch.call import JobResources
 from redco_flow.orchestrate.run.calls import job_resources
-from redco_flow.orchestrate.run.fit import Planned, search_word
+from redco_flow.orchestrate.run.fit import Planned, gpus_of_host, search_word
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.pipeline import Resources
 from redco_flow.spec.profile import Profile
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.spec.stage_kind import find_stage_kind
 
 FASTEST, CHEAPEST, FIRST = "auto", "cheapest", "first"
 """Objectives, as the values of `mesh`."""
@@ -124,13 +124,20 @@ def _reason(cost: float, best: float, objective: str) -> str:
             FIRST: "ends as early, within 3 %, with more devices",
         }[objective]
     if objective == FIRST:
-        return f"ends {(cost - best) / 60:.3g} min later"
+        return "ends later"
     what = "slower" if objective == FASTEST else "more GPU-hours"
     return f"{100 * (cost / best - 1):.0f} % {what}"
 
 
 class ExpectedStarts:
-    """When jobs would start, by their cluster, which is asked once for equal requests."""
+    """When jobs would start, by their cluster, which is asked once for equal requests.
+
+    Slurm tests a job (`sbatch --test-only`) against the jobs that run, by their time limits. For
+    those that wait in the partition with at least the job's priority it adds one delay: the sum of
+    their CPUs times their time limits, divided by the CPUs of the partition. That delay is the same
+    for every request of a priority: backfilling, which may start a small job earlier, is not
+    considered (Slurm 22.05, src/slurmctld/job_scheduler.c).
+    """
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, JobResources], float | Exception] = {}
@@ -157,58 +164,66 @@ class ExpectedStarts:
 def _ask(stage: ResolvedStage, profile: Profile, planned: Planned) -> float:
     # Imported here: what only looks at plans never pays for the executors.
     from redco_flow.launch.executor import make_executor
+    from redco_flow.orchestrate.run.rendering import stage_to_render
 
     run = planned.workspace.runs / f"{planned.pipeline.name}-RUN"
-    attempt = AttemptDirectory(run / "stages" / stage.name / "attempts" / "1")
     executor = make_executor(profile, os.environ)
-    title = f"{run.name} {stage.name} 1"
-    return executor.expected_start(attempt, title, job_resources(stage, profile))
+    return executor.expected_start(*stage_to_render(run, stage, profile))
 
 
 def choose_devices(
     stage: ResolvedStage,
     planned: Planned,
     find: Callable[[ResolvedStage], dict[str, Any] | None],
-    starts: ExpectedStarts,
+    starts: ExpectedStarts | None,
 ) -> dict[str, Any] | None:
-    """Return the figures of a stage's search on the best number of devices; None: one is missing.
+    """Return the figures of a stage's search on the best number of devices; None: not decided.
 
     `chosen` then has the `resources` that differ from the stage's. Where numbers were compared,
-    `devices` has them all, the best first, and `choice` the objective and what was expected.
+    `devices` has them all, the best first, and `choice` the objective and what was expected. An
+    error of the requested number is the answer; other numbers with errors are left out.
 
     Args:
         find: returns the figures of a stage with other resources, or None.
+        starts: None: no cluster is asked, and what depends on its answer is not decided.
     """
-    objective, (requests, note) = search_word(stage), _requests(stage, planned)
+    word, (sizes, note) = search_word(stage), _sizes(stage, planned)
+    if word == FIRST and len(sizes) > 1 and starts is None:
+        return None
     fits, options, notes = [], [], [note] if note else []
-    stages = [_with_resources(stage, request) for request in requests]
-    for sized, request in zip(stages, requests, strict=True):
+    for sized in sizes:
         fit = find(sized)
-        if fit is None:
-            return None
-        changes = _changes(stage, request)
+        if fit is None or ("error" in fit and sized is stage):
+            return fit
+        request, changes = sized.resources, _changes(stage, sized.resources)
         texts = [f"stages.{stage.name}.resources.{key}={value}" for key, value in changes.items()]
         fits.append(fit := _with_request(fit, changes, texts))
         target = fit.get("target", f"{request.num_hosts} x {request.gpus_per_host} GPUs")
         options.append(Option.of_fit(target, fit))
-    if len(options) == 1:
-        objective = FASTEST
-    now = time.time()
-    if objective == FIRST:
-        options, objective, said = _with_starts(options, stages, planned, starts)
-        notes += said
+    objective = word if len(options) > 1 else FASTEST
+    now, no_start = time.time(), ""
+    if objective == FIRST and starts is not None:
+        options, why = _with_starts(options, sizes, planned, starts)
+        if why:
+            instead = "the fastest is chosen (within 3 %, the fewest devices)"
+            objective, no_start = FASTEST, f"no expected start ({why.rstrip('.')}): {instead}"
+            notes.append(no_start)
     order = ranked(options, objective, now)
     best, _ = order[0]
     fit = fits[options.index(best)]
-    if "error" in fit:
-        return fit
+    notes += [f"{one.target} is left out: {one.refusal}" for one, _ in order[1:] if one.refusal]
     if objective == FIRST:
         notes += _walltime_note(best, stage, planned)
     fit = {**fit, "search_notes": [*fit["search_notes"], *notes]}
     if len(options) > 1:
         fit["devices"] = [_row(one, reason) for one, reason in order]
-        times = {"expected_start": _iso(best.start), "expected_end": _iso(best.end)}
-        fit["choice"] = {"objective": objective, "requested": options[0].target, **times}
+        fit["choice"] = {
+            "objective": word,
+            "requested": options[0].target,
+            "no_start": no_start,
+            "expected_start": _iso(best.start),
+            "expected_end": _iso(best.end),
+        }
     return fit
 
 
@@ -223,37 +238,43 @@ def compare_targets(fits: Mapping[str, Mapping[str, Any]], objective: str) -> li
     return [_row(one, reason) for one, reason in order]
 
 
-def _requests(stage: ResolvedStage, planned: Planned) -> tuple[list[Resources], str]:
-    """Return the resources to compare, the stage's own first; and why there are no others."""
-    objective, requests = search_word(stage), [stage.resources]
+def _sizes(stage: ResolvedStage, planned: Planned) -> tuple[list[ResolvedStage], str]:
+    """Return the stage, and with each other request to compare; and why there are no others."""
+    objective, sizes = search_word(stage), [stage]
     if objective == FASTEST:
-        return requests, ""
+        return sizes, ""
     if planned.target is not None:
-        return requests, "" if objective == CHEAPEST else "no queue is asked for --target"
+        return sizes, "" if objective == CHEAPEST else "no queue is asked for --target"
     profile = planned.pipeline.profile_of(stage.name, planned.profile)
     if stage.config.group is not None and profile.section.runs_groups:
-        return requests, f"group '{stage.config.group}' shares one job, which keeps its devices"
+        return sizes, f"group '{stage.config.group}' shares one job, which keeps its devices"
     if objective == FIRST and not profile.section.tells_starts:
         why = f"executor '{profile.executor}' does not say when a job would start"
-        return requests, f"{why}: the fastest mesh is chosen"
-    while (fewer := _fewer(requests[-1], profile)) is not None:
-        requests.append(fewer)
-    return requests, "" if len(requests) > 1 else "there is no smaller number of devices to compare"
+        return sizes, f"{why}: the fastest mesh is chosen"
+    kind, request = find_stage_kind(stage.kind), stage.resources
+    while (fewer := _fewer(request, profile)) is not None:
+        request, sized = fewer, _with_resources(stage, fewer)
+        gpus = gpus_of_host(sized, profile, os.environ) or request.gpus_per_host
+        # Context shards, for example, have to divide the devices.
+        if not any(kind.device_problems(sized.config, gpus * request.num_hosts)):
+            sizes.append(sized)
+    return sizes, "" if len(sizes) > 1 else "there is no smaller number of devices to compare"
 
 
 def _fewer(resources: Resources, profile: Profile) -> Resources | None:
     """Return the next smaller request: of fewer hosts or, on one host, of fewer GPUs."""
     if resources.num_hosts > 1:
         return resources.model_copy(update={"num_hosts": _largest_divisor(resources.num_hosts)})
-    section, gpus = profile.section, _largest_divisor(resources.gpus_per_host)
-    if not section.gives_requested_gpus or not gpus or gpus % section.processes_per_host:
+    section = profile.section
+    gpus = _largest_divisor(resources.gpus_per_host, section.processes_per_host)
+    if not section.gives_requested_gpus or not gpus:
         return None
     return resources.model_copy(update={"gpus_per_host": gpus})
 
 
-def _largest_divisor(number: int) -> int:
-    """Return the largest divisor below a number; 0 where there is none."""
-    return max((one for one in range(1, number) if number % one == 0), default=0)
+def _largest_divisor(number: int, of: int = 1) -> int:
+    """Return the largest divisor below a number that is a multiple of `of`; 0 for none."""
+    return max((one for one in range(of, number, of) if number % one == 0), default=0)
 
 
 def _with_resources(stage: ResolvedStage, resources: Resources) -> ResolvedStage:
@@ -287,31 +308,23 @@ def _with_starts(
     stages: Sequence[ResolvedStage],
     planned: Planned,
     starts: ExpectedStarts,
-) -> tuple[list[Option], str, list[str]]:
-    """Return the options with the expected starts of their jobs, the objective, and notes.
-
-    Where no start is known, the objective is the fastest.
-    """
-    if all(one.num_steps is None for one in options):
-        unknown = "the number of steps is not known before preprocessing"
-        return list(options), FASTEST, [_no_starts(unknown)]
+) -> tuple[list[Option], str]:
+    """Return the options with the expected starts of their jobs; and why none is known, if so."""
+    if options[0].num_steps is None:
+        return list(options), "the number of steps is not known before preprocessing"
     found, refusals = [], []
     for option, stage in zip(options, stages, strict=True):
         try:
             start = starts.of(stage, planned) if option.seconds else None
             found.append(replace(option, start=start))
         except ClusterUnreachable as error:  # the others alone would be half a comparison
-            return list(options), FASTEST, [_no_starts(str(error))]
+            return list(options), str(error)
         except (RedcoFlowError, OSError) as error:
             refusals.append(str(error))
             found.append(replace(option, refusal=str(error)))
     if refusals and not any(one.start for one in found):
-        return list(options), FASTEST, [_no_starts(refusals[0])]
-    return found, FIRST, []
-
-
-def _no_starts(why: str) -> str:
-    return f"no expected start ({why.rstrip('.')}): the fastest mesh is chosen"
+        return list(options), refusals[0]
+    return found, ""
 
 
 def _walltime_note(option: Option, stage: ResolvedStage, planned: Planned) -> list[str]:

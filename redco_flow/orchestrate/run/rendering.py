@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.executor import StageToRender, make_chaining_executor, make_executor
@@ -11,7 +12,7 @@ from redco_flow.orchestrate.run.groups import jobs_of_groups, refuse_inner_outpu
 from redco_flow.orchestrate.run.launcher import render_launcher_job
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.orchestrate.run.state import LaunchRecord
-from redco_flow.spec.load import ResolvedPipeline
+from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
@@ -58,16 +59,12 @@ def rendered_submissions(
             yield name, f"stage '{name}' runs in the job of stage '{first}'"
             continue
 
-        def rendered(one: str, of_stage: Profile = of_stage) -> StageToRender:
-            attempt = AttemptDirectory(run / "stages" / one / "attempts" / "1")
-            resources = job_resources(resolved.stages[one], of_stage)
-            return StageToRender(attempt, f"{run.name} {one} 1", resources)
-
-        then = [rendered(one) for one in jobs.get(name, ())[1:]]
+        in_job = [resolved.stages[one] for one in jobs.get(name, [name])]
+        rendered, *then = [stage_to_render(run, one, of_stage) for one in in_job]
         if ahead and then:
             refuse_inner_outputs(resolved, jobs[name])
         if not ahead and not then:
-            yield name, make_executor(of_stage, environment).render(*rendered(name))
+            yield name, make_executor(of_stage, environment).render(*rendered)
             continue
         waits_for = ["JOB_OF_ANOTHER_POINT"] if after_others else []
         waits_for += [
@@ -76,7 +73,13 @@ def rendered_submissions(
             if plan.stages[one].action != "reuse"
         ]
         chaining = make_chaining_executor(of_stage, environment)
-        yield name, chaining.render_after(*rendered(name), waits_for, then)
+        yield name, chaining.render_after(*rendered, waits_for, then)
+
+
+def stage_to_render(run: Path, stage: ResolvedStage, profile: Profile) -> StageToRender:
+    """Return the first attempt of a stage in a run that need not exist."""
+    attempt = AttemptDirectory(run / "stages" / stage.name / "attempts" / "1")
+    return StageToRender(attempt, f"{run.name} {stage.name} 1", job_resources(stage, profile))
 
 
 def _refuse_forced(plan: Plan) -> None:

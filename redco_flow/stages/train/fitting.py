@@ -66,8 +66,7 @@ def fit(
     is_auto = config.mesh is not None
     if (searches or is_auto) and target.device.platform != "cuda":
         raise NotPredicted(
-            f"{'mesh: auto' if is_auto else '--search'} needs step times, which are predicted for "
-            "GPUs alone."
+            "a search of the mesh needs step times, which are predicted for GPUs alone."
         )
     devices = target.find_devices()
     compiler = StepCompiler(config, data, target, devices, target.device.limit_bytes(share_of_gpu))

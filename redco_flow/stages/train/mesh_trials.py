@@ -83,7 +83,7 @@ class MeshTrials:
 
         Raises:
             ValueError: the model and the devices can follow no mesh.
-            NotPredicted: of `mesh: auto`: the step time is not known.
+            NotPredicted: the settings are left to the search, and the step time is not known.
         """
         target, num_shards = self._compiler.target, self._compiler.config.num_context_shards
         num_devices, remainder = divmod(target.num_devices, num_shards)
@@ -96,7 +96,7 @@ class MeshTrials:
         for trial in search_mesh(*sizes, self.attempt):
             self._trials.append(trial)
             if self._compiler.config.mesh is not None and trial.fits and trial.seconds is None:
-                raise NotPredicted(f"mesh: auto: {trial.refusal}.")
+                raise NotPredicted(f"a search of the mesh needs step times: {trial.refusal}.")
             if cpu_seconds() > MOST_CPU_SECONDS:
                 ended = f"the search ended after {MOST_CPU_SECONDS:.0f} s of CPU time"
                 self.notes.append(ended)

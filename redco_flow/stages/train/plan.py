@@ -60,7 +60,9 @@ def plan_training(
         EngineError, ValueError: settings that the model or the devices cannot follow.
     """
     if config.mesh is not None:
-        raise ValueError("mesh: auto is decided where a run starts: start it by `redco-flow run`")
+        raise ValueError(
+            f"mesh: {config.mesh} is decided where a run starts: start it by `redco-flow run`"
+        )
     deployer = Deployer(
         config.num_model_shards,
         num_context_shards=config.num_context_shards,
