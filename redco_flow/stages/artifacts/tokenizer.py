@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.engine.files import reading
 from redco_flow.errors import RedcoFlowError
@@ -18,7 +18,6 @@ from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.hub.model_files import CONFIG_FILES, model_type_of, weight_files
 from redco_flow.records import digest_file, digest_json
 from redco_flow.spec.pipeline import DataSection, ModelSection
-from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.text.tokenizer_files import (
     TOKENIZER_PATTERNS,
@@ -26,6 +25,9 @@ from redco_flow.text.tokenizer_files import (
     files_in,
     has_tokenizer,
 )
+
+if TYPE_CHECKING:  # pyarrow, which a plan does not need
+    from redco_flow.stages.artifacts.dataset import DatasetArtifact
 
 
 def tokenizer_source(model: ModelSection, data: DataSection) -> str | None:
