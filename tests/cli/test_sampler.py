@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+pytest.importorskip("optuna", reason="optuna is not installed: pip install 'redco-flow[optuna]'")
+
 from redco_flow.orchestrate.sweep.optuna_sampler import Trial, suggest
 from redco_flow.spec.sweep_points import read_space
 from tests.cli.conftest import wait_for

@@ -3,8 +3,11 @@
 import copy
 import random
 
-import optuna
 import pytest
+
+pytest.importorskip("optuna", reason="optuna is not installed: pip install 'redco-flow[optuna]'")
+
+import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from redco_flow.orchestrate.sweep.optuna_sampler import Trial, suggest
