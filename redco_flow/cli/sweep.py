@@ -370,7 +370,7 @@ def run_sweep(
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
     is_search = options.sampler == "tpe"
     if is_search:
-        _refuse_open_settings(planned[0])
+        _refuse_open_settings(planned)
     # Points whose programs are equal find the first one's search in the cache.
     starts = ExpectedStarts()
     chosen = [
@@ -453,18 +453,19 @@ def choose_points(options: argparse.Namespace) -> list[Point]:
     if not (options.metric or options.stop_early):
         raise UsageError("--sampler tpe needs --metric METRIC: the score that chooses points.")
     space = read_space(options.sweep)
-    if own := [key for key in space if key.startswith(PROFILE_PREFIX)]:
-        raise UsageError(f"--sampler tpe: {own[0]} is no setting of the pipeline; leave it out.")
+    for key in space:
+        if key.startswith(PROFILE_PREFIX) or "runs_on" in key.split("."):
+            raise UsageError(f"--sampler tpe: {key} is of a profile; leave it out.")
     return ends_of(space)
 
 
-def _refuse_open_settings(point: PlannedPoint) -> None:
+def _refuse_open_settings(ends: Sequence[PlannedPoint]) -> None:
     """Raise where a search would have to choose settings again for each point."""
     from redco_flow.orchestrate.run.fit import searching_stages
 
-    if found := searching_stages(point.pipeline, point.plan):
+    for stage in (one for end in ends for one in searching_stages(end.pipeline, end.plan)):
         raise UsageError(
-            f"--sampler tpe: stage '{found[0].name}' has `mesh: auto`, which is searched before a "
+            f"--sampler tpe: stage '{stage.name}' has `mesh: auto`, which is searched before a "
             f"sweep starts: write the mesh that `redco-flow plan --fit` finds."
         )
 
@@ -496,7 +497,7 @@ def _read_search(
         from_stage=options.from_stage,
         until_stage=options.until_stage,
         force=options.force,
-        document=pipeline.document,
+        documents=[point.pipeline.document for point in ends],
     )
 
 

@@ -97,6 +97,8 @@ class SampledPoint:
         state: `asked` before the run is written, and `made` after that; `refused` where the
             settings cannot be a run; `repeated` where an earlier point has the same values.
         message: why it is refused.
+        told: how the sampler takes its end; "" until the sampler is told, and of a failed point.
+        value, step: what the sampler is told: the metric's last value, where it has one.
     """
 
     number: int
@@ -104,6 +106,9 @@ class SampledPoint:
     overrides: list[str]
     state: Literal["asked", "made", "refused", "repeated"]
     message: str = ""
+    told: Literal["", "complete", "pruned"] = ""
+    value: float | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -199,8 +204,11 @@ class SweepDirectory:
 
     @property
     def num_points(self) -> int:
-        """The number of points that the sweep was started with."""
-        return len(self.record["points"]) if self.search is None else int(self.search["number"])
+        """The number of points, those that a sampler is to give included; repeated ones left out."""
+        if self.search is None:
+            return len(self.record["points"])
+        repeated = [one for one in self.read_sampled_points() if one.state == "repeated"]
+        return int(self.search["number"]) - len(repeated)
 
     @property
     def num_open(self) -> int:
@@ -208,7 +216,7 @@ class SweepDirectory:
         if self.search is None:
             return 0
         given = [one for one in self.read_sampled_points() if one.state != "asked"]
-        return self.num_points - len(given)
+        return int(self.search["number"]) - len(given)
 
     def read_sampled_points(self) -> list[SampledPoint]:
         """Return the points that a sampler has given, in their order.
