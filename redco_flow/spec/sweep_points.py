@@ -73,9 +73,9 @@ class Distribution:
         if kind not in ("uniform", "loguniform"):
             raise ValueError("a distribution is uniform, loguniform or randint; quote a text")
         lowest, highest = float(low), float(high)
-        if not lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
+        if not -math.inf < lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
             raise ValueError(
-                "the bounds are two numbers, the lower one first; of loguniform above 0"
+                "the bounds are two finite numbers, the lower one first; of loguniform above 0"
             )
         return cls("uniform" if kind == "uniform" else "loguniform", lowest, highest)
 
@@ -115,16 +115,24 @@ def read_space(texts: Sequence[str]) -> Space:
 
 
 def ends_of(space: Space) -> list[Point]:
-    """Return points that together have both bounds of each distribution and each listed value."""
-    bounds = {
-        key: one if isinstance(one, list) else [one.text(one.low), one.text(one.high)]
+    """Return points that together have both bounds of each distribution and each listed value.
+
+    The first has all first values, each further one another value of one setting, and the last has
+    all last values.
+    """
+    bounds = [
+        [f"{key}={value}" for value in one]
+        if isinstance(one, list)
+        else [f"{key}={one.text(one.low)}", f"{key}={one.text(one.high)}"]
         for key, one in space.items()
-    }
-    number = max(2, *map(len, bounds.values()))
-    return [
-        tuple(f"{key}={values[min(index, len(values) - 1)]}" for key, values in bounds.items())
-        for index in range(number)
     ]
+    first, last = (tuple(values[index] for values in bounds) for index in (0, -1))
+    between = [
+        (*first[:index], value, *first[index + 1 :])
+        for index, values in enumerate(bounds)
+        for value in values[1:]
+    ]
+    return list(dict.fromkeys([first, *between, last]))
 
 
 def read_points(
