@@ -69,7 +69,7 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
         if points[-1]["state"] == State.COMPLETED:
             completed.append(ComparedRun(directory, view=run))
     not_compared = dict(_not_compared(completed))
-    states = [*(point["state"] for point in points), *states_without_runs(sweep)]
+    states = [*(point["state"] for point in points), *sweep.states_without_runs]
     refused = [one for one in sweep.read_sampled_points() if one.state == "refused"]
     return {
         "sweep": sweep.id,
@@ -77,6 +77,7 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
         "queued": is_queued and not is_driven,
         "points": points,
         "num_open": sweep.num_open,
+        "problem": sweep.problem,
         "refused": [{"point": one.overrides, "message": one.message} for one in refused],
         "best": _best(
             [one for one in points if one["state"] == State.COMPLETED], completed, not_compared
@@ -123,8 +124,8 @@ def sweep_text(view: dict[str, Any]) -> str:
         lines.append(
             f"no process drives its runs; `redco-flow resume {view['sweep']}` continues the sweep."
         )
-        if view["num_open"]:
-            lines.append(f"{view['num_open']} points are open; launcher.log says what happened.")
+    if view["num_open"] and view["problem"]:
+        lines.append(f"the next of {view['num_open']} points cannot be made: {view['problem']}")
     return "\n".join(lines)
 
 
@@ -216,13 +217,6 @@ def state_of_sweep(states: Sequence[str], *, goes_on: bool) -> str:
     )
 
 
-def states_without_runs(sweep: SweepDirectory) -> list[State]:
-    """Return the states of points that have no run: those refused, and those to be made."""
-    refused = sum(one.state == "refused" for one in sweep.read_sampled_points())
-    still = State.CANCELLED if sweep.cancel_path.exists() else State.WAITING
-    return [State.FAILED] * refused + [still] * sweep.num_open
-
-
 def read_sweep_page(sweep: SweepDirectory) -> RunsPage:
     """Return a sweep's page as it is now."""
     # Imported here: the verbs that never look at a sweep need not pay for it.
@@ -269,7 +263,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=0,
         metavar="N",
-        help="draws from the distributions of --sweep",
+        help="draws from the distributions of --sweep; with --sampler tpe: points",
     )
     parser.add_argument(
         "--sampler",
@@ -483,6 +477,7 @@ def _read_search(
         workspace,
         mode=options.mode,
     )
+    _refuse_left_out(watched.stage, ends)
     pipeline = ends[0].pipeline
     return Search(
         sampler=options.sampler,
@@ -499,6 +494,15 @@ def _read_search(
         force=options.force,
         documents=[point.pipeline.document for point in ends],
     )
+
+
+def _refuse_left_out(stage: str, planned: Sequence[PlannedPoint]) -> None:
+    """Raise where the stage whose metric is watched is not part of a point."""
+    if any(point.plan.stages[stage].action == "skip" for point in planned):
+        raise UsageError(
+            f"stage '{stage}' logs the metric by which points are compared, and --from or --until "
+            f"leaves it out: name an earlier stage with --from, or a later one with --until."
+        )
 
 
 def _print_search(
@@ -528,7 +532,9 @@ def _read_early_stopping(
             if getattr(options, option):
                 raise UsageError(f"--{option.replace('_', '-')} is for --stop-early METRIC.")
         return None
-    return read_early_stopping(
+    if options.num_samples == 1 and options.sampler == "tpe":
+        planned = planned[:1]  # it stands for the only point: there is nothing to compare
+    early_stopping = read_early_stopping(
         options.stop_early,
         [point.pipeline for point in planned],
         workspace,
@@ -536,6 +542,8 @@ def _read_early_stopping(
         min_steps=options.min_steps or 0,
         reduction_factor=options.reduction_factor or 4,
     )
+    _refuse_left_out(early_stopping.stage, planned)
+    return early_stopping
 
 
 def _print_jobs(

@@ -2,8 +2,9 @@
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
 of the process that starts the runs, early_stopping.jsonl with its decisions, points.jsonl with the
-points that a sampler has given it; cancel.json by the process that asks for the end. A stage that
-another run of the sweep computes has that attempt's name in `shared.json`.
+points that a sampler has given it, problem.json while none can be made; cancel.json by the process
+that asks for the end. A stage that another run of the sweep computes has that attempt's name in
+`shared.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal, Required, TypedDict, cast
 
 from redco_flow.errors import UsageError
 from redco_flow.records import append_json_line, write_json
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, read_record, read_record_lines
@@ -50,6 +51,13 @@ class SweepRecord(TypedDict, total=False):
     early_stopping: dict[str, Any] | None
     search: dict[str, Any] | None  # absent up to 0.2.0
     points: Required[list[PointRecord]]
+
+
+class ProblemRecord(TypedDict):
+    """problem.json."""
+
+    time: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,7 @@ class SweepDirectory:
 
     @property
     def num_points(self) -> int:
-        """The number of points, those that a sampler is to give included; repeated ones left out."""
+        """The number of points, those to be given by a sampler included, repeated ones not."""
         if self.search is None:
             return len(self.record["points"])
         repeated = [one for one in self.read_sampled_points() if one.state == "repeated"]
@@ -217,6 +225,13 @@ class SweepDirectory:
             return 0
         given = [one for one in self.read_sampled_points() if one.state != "asked"]
         return int(self.search["number"]) - len(given)
+
+    @property
+    def states_without_runs(self) -> list[State]:
+        """The states of points that have no run: those refused, and those to be made."""
+        refused = sum(one.state == "refused" for one in self.read_sampled_points())
+        still = State.CANCELLED if self.cancel_path.exists() else State.WAITING
+        return [State.FAILED] * refused + [still] * self.num_open
 
     def read_sampled_points(self) -> list[SampledPoint]:
         """Return the points that a sampler has given, in their order.
@@ -235,6 +250,28 @@ class SweepDirectory:
             OSError: the disk is full or read-only; names the path. The file is as it was.
         """
         _append(self._sampled_path, point)
+
+    @property
+    def problem(self) -> str:
+        """Why the next point could not be made; "" where nothing is known.
+
+        Raises:
+            DamagedRecord: the record is damaged.
+        """
+        record = find_record(self._problem_path, ProblemRecord)
+        return record["message"] if record is not None else ""
+
+    def write_problem(self, message: str) -> None:
+        """Record why the next point could not be made.
+
+        Raises:
+            OSError: the disk is full or read-only; names the path.
+        """
+        write_json(self._problem_path, {"time": utc_now(), "message": message})
+
+    def clear_problem(self) -> None:
+        """Remove what `write_problem` has recorded."""
+        self._problem_path.unlink(missing_ok=True)
 
     def run_of(self, point: SweepPoint) -> RunDirectory:
         """Return a point's run."""
@@ -280,6 +317,10 @@ class SweepDirectory:
     @property
     def _sampled_path(self) -> Path:
         return self.path / "points.jsonl"
+
+    @property
+    def _problem_path(self) -> Path:
+        return self.path / "problem.json"
 
     @property
     def _decisions_path(self) -> Path:

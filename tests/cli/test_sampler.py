@@ -54,6 +54,23 @@ def test_a_sweep_is_killed_while_a_point_runs_and_resumed_with_the_points_that_f
     assert "nothing to resume" in command("resume", sweep, code=2)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--sweep", "reread.resources.cpus_per_host=1,2", "--num-samples", "4"), "one training"),
+        (("--until", "numbers", "--num-samples", "4"), "leaves it out"),
+        (("--num-samples", "1"), "this sweep has one"),
+    ],
+)
+def test_points_that_could_not_be_compared_are_refused(command, words, said):
+    stages = (
+        "  numbers: {kind: orchestrate_kinds.numbers}\n  reread: {kind: orchestrate_kinds.reread}\n"
+    )
+    (command.folder / "descents.yaml").write_text(PIPELINE.format(folder="here") + stages)
+
+    assert said in command(*SWEEP[:4], *SWEEP[6:], *words, "--dry-run", code=2)
+
+
 def last_value(folder, point):
     """The value that a point's training has logged last, and the step."""
     (log,) = (folder / "redco-workspace" / "runs" / point["run"]).rglob("metrics.jsonl")

@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'redco-flow[optuna]'")
 
 from redco_flow.cli.sweep import choose_points
-from redco_flow.errors import ConfigError, UsageError
+from redco_flow.errors import UsageError
+from redco_flow.orchestrate.prefect.report import state_left_by
 from redco_flow.orchestrate.run.state import LaunchRecord
+from redco_flow.orchestrate.sweep.control import cancel_sweep
 from redco_flow.orchestrate.sweep.optuna_sampler import Trial, suggest
 from redco_flow.orchestrate.sweep.search import PointMaker, Search, require_optuna
 from redco_flow.spec.profile import profile_model
@@ -160,13 +162,28 @@ def test_a_point_waits_where_what_it_names_is_missing_for_a_while(sweep, monkeyp
     maker.make()
     monkeypatch.delenv("OTHER")
 
-    with pytest.raises(ConfigError, match="OTHER"):
-        while maker.is_open:
-            maker.make()
+    while not made.problem:
+        maker.make()
+    assert "OTHER" in made.problem
+    assert maker.is_open
+    assert not maker.is_due  # it is tried again later
     assert made.read_sampled_points()[-1].state == "asked"
     monkeypatch.setenv("OTHER", "there")
 
     assert maker.make().id == made.points[-1].run
+    assert not made.problem
+
+
+def test_a_sweep_that_was_cancelled_before_its_last_point_has_ended(sweep):
+    made = sweep("loss=uniform(1, 2)", number=2)
+    end(PointMaker(made, print).make(), "completed", 1.0)
+    assert state_left_by(made).is_crashed()
+
+    cancel_sweep(made, "enough")
+
+    assert state_left_by(made).is_cancelled()
+    with pytest.raises(UsageError, match="has ended already"):
+        cancel_sweep(made, "enough")
 
 
 def test_a_stages_profile_stays_as_it_was_at_the_start(sweep, runs):
@@ -185,8 +202,11 @@ def test_no_further_point_is_made_where_the_pipeline_now_means_something_else(sw
     made = sweep("loss=uniform(1, 2)", number=2)
     monkeypatch.setenv("DESCENTS", "elsewhere")
 
-    with pytest.raises(UsageError, match=r"train.folder' was 'here' and is 'elsewhere'"):
-        PointMaker(made, print).make()
+    maker = PointMaker(made, print)
+    assert maker.make() is None
+
+    assert "train.folder' was 'here' and is 'elsewhere'" in made.problem
+    assert not maker.is_open
     assert made.num_open == 2
 
 

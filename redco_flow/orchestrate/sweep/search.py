@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from redco_flow.errors import ConfigError, DoesNotFit, UsageError
+from redco_flow.errors import ConfigError, DoesNotFit, RedcoFlowError, UsageError
 from redco_flow.orchestrate.pins.aliases import AliasPins
 from redco_flow.orchestrate.pins.hub import HubPins
 from redco_flow.orchestrate.run.cancel import Log, has_ended
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.optuna_sampler import Trial
 
 
+_SECONDS_BETWEEN_TRIES = (5.0, 15.0, 60.0, 300.0, 900.0)
 _OF_A_POINT = (ConfigError, DoesNotFit, UsageError)
 """Errors that settings can cause; a file or a hub that is away for a while, too."""
 
@@ -101,6 +104,9 @@ class PointMaker:
     Args:
         sweep: its lease is held by this process.
         log: takes a line on each point that becomes no run.
+
+    Attributes:
+        is_open: whether this process is to make further points.
     """
 
     def __init__(self, sweep: SweepDirectory, log: Log) -> None:
@@ -116,20 +122,44 @@ class PointMaker:
         self._hub, self._aliases = HubPins(), AliasPins()
         self._failed: set[str] = set()
         self._is_checked = False
+        self._num_errors, self._not_before = 0, 0.0
+        self.is_open = sweep.num_open > 0
 
     @property
-    def is_open(self) -> bool:
-        """Whether there are points to be made."""
-        return self._sweep.num_open > 0
+    def is_due(self) -> bool:
+        """Whether a point is to be made now; after an error, later."""
+        return self.is_open and time.monotonic() >= self._not_before
 
     def make(self) -> RunDirectory | None:
         """Choose the next point and write its run; None where it becomes no run.
 
-        Raises:
-            UsageError: no point can be made until the user changes something; says what.
-            RedcoFlowError: no point can be made now; says why.
-            OSError: the disk is full or read-only; names the path.
+        What stops it is recorded in the sweep, and tried again a few times unless only the user can
+        change it.
         """
+        try:
+            made = self._make()
+        except (RedcoFlowError, OSError) as error:
+            self._put_off(error)
+            return None
+        self._num_errors = 0
+        with suppress(OSError):  # the point is made; the record is removed after the next one
+            self._sweep.clear_problem()
+        self.is_open = self._sweep.num_open > 0
+        return made
+
+    def _put_off(self, error: RedcoFlowError | OSError) -> None:
+        pauses = () if isinstance(error, UsageError) else _SECONDS_BETWEEN_TRIES
+        if self._num_errors < len(pauses):
+            self._not_before = time.monotonic() + pauses[self._num_errors]
+            self._num_errors += 1
+            self._log(f"the next point cannot be made, trying again: {error}")
+        else:
+            self.is_open = False
+            self._log(f"no further points until the sweep is resumed: {error}")
+        with suppress(OSError):  # a full disk
+            self._sweep.write_problem(str(error))
+
+    def _make(self) -> RunDirectory | None:
         if not self._is_checked:
             self._check_ends()
             self._is_checked = True
@@ -183,7 +213,8 @@ class PointMaker:
     def _write(self, point: SampledPoint) -> RunDirectory | None:
         run = RunDirectory(self._workspace.runs / point.run)
         if run.path.exists():  # a process was killed while it wrote the run, or after that
-            if find_holder(run) is not None or unless_damaged(lambda: LaunchRecord.read(run)):
+            launch = unless_damaged(lambda: LaunchRecord.read(run))
+            if launch is not None or find_holder(run) is not None:
                 self._sweep.add_sampled_point(replace(point, state="made"))
                 return run
             remove_half_written(run)
