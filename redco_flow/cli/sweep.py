@@ -40,6 +40,7 @@ _MARKS = {"min": "lowest", "max": "highest"}
 def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
+    Of a point that a sampler gave, the score is among the metrics.
     A metric by which not all completed points can be compared has no best one; `not_compared`
     says why.
     A point whose turn has not come is WAITING while a process drives the sweep's runs, or while
@@ -52,6 +53,9 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
     is_driven, is_queued = starter is not None, False
     points: list[dict[str, Any]] = []
     completed: list[ComparedRun] = []
+    search, sampled = sweep.search or {}, sweep.read_sampled_points()
+    metric = f"{search.get('stage')}/{search.get('metric')}"
+    scores = {one.run: {metric: one.score} for one in sampled if one.score is not None}
     for point in sweep.points:
         directory = sweep.run_of(point)
         run = read_run_view(directory)
@@ -63,14 +67,14 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
                 "state": _point_state(directory, run, starter, is_ahead=sweep.is_ahead),
                 "message": run["message"],
                 "seconds": run["seconds"],
-                "metrics": run["metrics"],
+                "metrics": scores.get(point.run, {}) | run["metrics"],
             }
         )
         if points[-1]["state"] == State.COMPLETED:
             completed.append(ComparedRun(directory, view=run))
     not_compared = dict(_not_compared(completed))
     states = [*(point["state"] for point in points), *sweep.states_without_runs]
-    refused = [one for one in sweep.read_sampled_points() if one.state == "refused"]
+    refused = [one for one in sampled if one.state == "refused"]
     return {
         "sweep": sweep.id,
         "state": state_of_sweep(states, goes_on=is_driven or is_queued),

@@ -99,6 +99,22 @@ Space = dict[str, Distribution | list[str]]
 """By key, a distribution or the values of which a point has one."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A point as a trial of Optuna.
+
+    Args:
+        overrides: its values.
+        value: the last one of the metric; None of a point that is running or has failed.
+        step: at which it was measured.
+    """
+
+    overrides: Sequence[str]
+    state: Literal["running", "complete", "pruned", "fail"]
+    value: float | None = None
+    step: int = 0
+
+
 def read_space(texts: Sequence[str]) -> Space:
     """Return the settings of which a sampler chooses each point's values.
 

@@ -105,8 +105,8 @@ class SampledPoint:
         state: `asked` before the run is written, and `made` after that; `refused` where the
             settings cannot be a run; `repeated` where an earlier point has the same values.
         message: why it is refused.
-        told: how the sampler takes its end; "" until the sampler is told, and of a failed point.
-        value, step: what the sampler is told: the metric's last value, where it has one.
+        outcome: of its run, for the sampler; "" until it has ended, and of a failed one.
+        score, step: the metric's last value and its step, where there is one.
     """
 
     number: int
@@ -114,8 +114,8 @@ class SampledPoint:
     overrides: list[str]
     state: Literal["asked", "made", "refused", "repeated"]
     message: str = ""
-    told: Literal["", "complete", "pruned"] = ""
-    value: float | None = None
+    outcome: Literal["", "complete", "pruned"] = ""
+    score: float | None = None
     step: int = 0
 
 
@@ -253,7 +253,7 @@ class SweepDirectory:
 
     @property
     def problem(self) -> str:
-        """Why the next point could not be made; "" where nothing is known.
+        """The reason for which the next point could not be made; "" where there is none.
 
         Raises:
             DamagedRecord: the record is damaged.

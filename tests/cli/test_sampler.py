@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'redco-flow[optuna]'")
 
-from redco_flow.orchestrate.sweep.optuna_sampler import Trial, suggest
-from redco_flow.spec.sweep_points import read_space
+from redco_flow.orchestrate.sweep.optuna_sampler import suggest
+from redco_flow.spec.sweep_points import Trial, read_space
 from tests.cli.conftest import wait_for
 
 pytestmark = pytest.mark.slow
@@ -48,6 +48,7 @@ def test_a_sweep_is_killed_while_a_point_runs_and_resumed_with_the_points_that_f
     assert len(list((folder / "redco-workspace" / "runs").iterdir())) == 4
     assert len(list(folder.glob("from-*"))) == 4  # each point began once, and none went back
     told = [(one["point"], TOLD[one["state"]], *last_value(folder, one)) for one in view["points"]]
+    assert [one["metrics"]["train/val/loss"] for one in view["points"]] == [one[2] for one in told]
     for number, (point, *_) in enumerate(told):
         trials = [Trial(*one) for one in told[:number]]
         assert list(suggest(read_space([SETTING]), trials, seed=0, mode="min")) == point

@@ -14,10 +14,10 @@ from redco_flow.errors import UsageError
 from redco_flow.orchestrate.prefect.report import state_left_by
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.orchestrate.sweep.control import cancel_sweep
-from redco_flow.orchestrate.sweep.optuna_sampler import Trial, suggest
+from redco_flow.orchestrate.sweep.optuna_sampler import suggest
 from redco_flow.orchestrate.sweep.search import PointMaker, Search, require_optuna
 from redco_flow.spec.profile import profile_model
-from redco_flow.spec.sweep_points import ends_of, read_space
+from redco_flow.spec.sweep_points import Trial, ends_of, read_space
 from redco_flow.spec.yaml import read_yaml
 from redco_flow.tracking.sweep_directory import SampledPoint, SweepDirectory
 

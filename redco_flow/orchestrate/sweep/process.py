@@ -101,6 +101,8 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
             waiting += filter(None, [maker.make()])
             continue
         if not waiting and not num_at_work and not (maker is not None and maker.is_open):
+            if maker is not None:
+                maker.record_scores()
             return
         ready = next((run for run in waiting if _is_ready(run, jobs)), None) if has_room else None
         if ready is None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from redco_flow.errors import ConfigError, DoesNotFit, RedcoFlowError, UsageError
 from redco_flow.orchestrate.pins.aliases import AliasPins
@@ -30,7 +30,7 @@ from redco_flow.orchestrate.sweep.logged_metric import LoggedMetric
 from redco_flow.orchestrate.sweep.successive_halving import Mode
 from redco_flow.spec.load import PipelineFile, ResolvedPipeline, load_pipeline
 from redco_flow.spec.profile import Profile
-from redco_flow.spec.sweep_points import ends_of, read_space
+from redco_flow.spec.sweep_points import Trial, ends_of, read_space
 from redco_flow.spec.yaml import parse_yaml
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
@@ -39,10 +39,6 @@ from redco_flow.tracking.run_directory import RunDirectory, new_run_id
 from redco_flow.tracking.sweep_directory import SampledPoint, SweepDirectory
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
-
-if TYPE_CHECKING:
-    from redco_flow.orchestrate.sweep.optuna_sampler import Trial
-
 
 _SECONDS_BETWEEN_TRIES = (5.0, 15.0, 60.0, 300.0, 900.0)
 _OF_A_POINT = (ConfigError, DoesNotFit, UsageError)
@@ -147,6 +143,14 @@ class PointMaker:
         self.is_open = self._sweep.num_open > 0
         return made
 
+    def record_scores(self) -> None:
+        """Record the scores of the points that have ended since the last one was made."""
+        try:
+            for point in self._sweep.read_sampled_points():
+                self._trial(point)
+        except (RedcoFlowError, OSError) as error:
+            self._log(f"scores are not recorded: {error}")
+
     def _put_off(self, error: RedcoFlowError | OSError) -> None:
         pauses = () if isinstance(error, UsageError) else _SECONDS_BETWEEN_TRIES
         if self._num_errors < len(pauses):
@@ -185,12 +189,10 @@ class PointMaker:
 
     def _trial(self, point: SampledPoint) -> Trial:
         """Return a point as it is now; the score of one that has ended is recorded."""
-        from redco_flow.orchestrate.sweep.optuna_sampler import Trial
-
         if point.state != "made" or point.run in self._failed:  # Optuna leaves failed ones out
             return Trial(point.overrides, "fail")
-        if point.told:
-            return Trial(point.overrides, point.told, point.value, point.step)
+        if point.outcome:
+            return Trial(point.overrides, point.outcome, point.score, point.step)
         run = RunDirectory(self._workspace.runs / point.run)
         if not has_ended(run):
             return Trial(point.overrides, "running")
@@ -199,14 +201,14 @@ class PointMaker:
         found = sorted(logged.read_new(run), key=lambda one: (one.step, one.attempt))
         value, step = (found[-1].value, found[-1].step) if found else (None, 0)
         if state == State.STOPPED_EARLY:
-            point = replace(point, told="pruned", value=value, step=step)
+            point = replace(point, outcome="pruned", score=value, step=step)
         elif state == State.COMPLETED and value is not None:
-            point = replace(point, told="complete", value=value, step=step)
+            point = replace(point, outcome="complete", score=value, step=step)
         else:
             if state == State.COMPLETED:
                 self._log(f"{run.id} counts as failed: it has no {self._search.metric}")
             self._failed.add(point.run)
-        if point.told:
+        if point.outcome:
             self._sweep.add_sampled_point(point)
         return self._trial(point)
 
