@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from redco_flow.cli.status import progress_text
-from redco_flow.cli.sweep import state_of_sweep, states_without_runs
+from redco_flow.cli.sweep import state_of_sweep
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import DamagedRecord
 from redco_flow.report.numbers import duration, score, seconds_between, short_moment, state_mark
@@ -113,7 +113,7 @@ class Listing:
     def _sweep(self, path: Path, points: Sequence[Row]) -> list[Cell]:
         try:
             sweep = self._remembered(path, (path / "sweep.json",), lambda: _read_sweep(path))
-            others = states_without_runs(sweep)
+            others = sweep.states_without_runs
             is_driven = find_holder(sweep) is not None
         except (DamagedRecord, OSError) as damage:
             return [Cell(path.name), Cell("", mark="damaged", note=str(damage)), Cell(""), Cell("")]

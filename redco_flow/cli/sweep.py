@@ -39,6 +39,7 @@ _MARKS = {"min": "lowest", "max": "highest"}
 def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
+    Of a point that a sampler gave, the score is among the metrics.
     A metric by which not all completed points can be compared has no best one; `not_compared`
     says why.
     A point whose turn has not come is WAITING while a process drives the sweep's runs, or while
@@ -51,6 +52,9 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
     is_driven, is_queued = starter is not None, False
     points: list[dict[str, Any]] = []
     completed: list[ComparedRun] = []
+    search, sampled = sweep.search or {}, sweep.read_sampled_points()
+    metric = f"{search.get('stage')}/{search.get('metric')}"
+    scores = {one.run: {metric: one.score} for one in sampled if one.score is not None}
     for point in sweep.points:
         directory = sweep.run_of(point)
         run = read_run_view(directory)
@@ -62,20 +66,21 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
                 "state": _point_state(directory, run, starter, is_ahead=sweep.is_ahead),
                 "message": run["message"],
                 "seconds": run["seconds"],
-                "metrics": run["metrics"],
+                "metrics": scores.get(point.run, {}) | run["metrics"],
             }
         )
         if points[-1]["state"] == State.COMPLETED:
             completed.append(ComparedRun(directory, view=run))
     not_compared = dict(_not_compared(completed))
-    states = [*(point["state"] for point in points), *states_without_runs(sweep)]
-    refused = [one for one in sweep.read_sampled_points() if one.state == "refused"]
+    states = [*(point["state"] for point in points), *sweep.states_without_runs]
+    refused = [one for one in sampled if one.state == "refused"]
     return {
         "sweep": sweep.id,
         "state": state_of_sweep(states, goes_on=is_driven or is_queued),
         "queued": is_queued and not is_driven,
         "points": points,
         "num_open": sweep.num_open,
+        "problem": sweep.problem,
         "refused": [{"point": one.overrides, "message": one.message} for one in refused],
         "best": _best(
             [one for one in points if one["state"] == State.COMPLETED], completed, not_compared
@@ -122,8 +127,8 @@ def sweep_text(view: dict[str, Any]) -> str:
         lines.append(
             f"no process drives its runs; `redco-flow resume {view['sweep']}` continues the sweep."
         )
-        if view["num_open"]:
-            lines.append(f"{view['num_open']} points are open; launcher.log says what happened.")
+    if view["num_open"] and view["problem"]:
+        lines.append(f"the next of {view['num_open']} points cannot be made: {view['problem']}")
     return "\n".join(lines)
 
 
@@ -215,13 +220,6 @@ def state_of_sweep(states: Sequence[str], *, goes_on: bool) -> str:
     )
 
 
-def states_without_runs(sweep: SweepDirectory) -> list[State]:
-    """Return the states of points that have no run: those refused, and those to be made."""
-    refused = sum(one.state == "refused" for one in sweep.read_sampled_points())
-    still = State.CANCELLED if sweep.cancel_path.exists() else State.WAITING
-    return [State.FAILED] * refused + [still] * sweep.num_open
-
-
 def read_sweep_page(sweep: SweepDirectory) -> RunsPage:
     """Return a sweep's page as it is now."""
     # Imported here: the verbs that never look at a sweep need not pay for it.
@@ -268,7 +266,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=0,
         metavar="N",
-        help="draws from the distributions of --sweep",
+        help="draws from the distributions of --sweep; with --sampler tpe: points",
     )
     parser.add_argument(
         "--sampler",
@@ -369,7 +367,7 @@ def run_sweep(
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
     is_search = options.sampler == "tpe"
     if is_search:
-        _refuse_open_settings(planned[0])
+        _refuse_open_settings(planned)
     # Points whose programs are equal find the first one's search in the cache.
     starts = None if options.dry_run else ExpectedStarts()
     chosen = [
@@ -453,20 +451,20 @@ def choose_points(options: argparse.Namespace) -> list[Point]:
     if not (options.metric or options.stop_early):
         raise UsageError("--sampler tpe needs --metric METRIC: the score that chooses points.")
     space = read_space(options.sweep)
-    if own := [key for key in space if key.startswith(PROFILE_PREFIX)]:
-        raise UsageError(f"--sampler tpe: {own[0]} is no setting of the pipeline; leave it out.")
+    for key in space:
+        if key.startswith(PROFILE_PREFIX) or "runs_on" in key.split("."):
+            raise UsageError(f"--sampler tpe: {key} is of a profile; leave it out.")
     return ends_of(space)
 
 
-def _refuse_open_settings(point: PlannedPoint) -> None:
+def _refuse_open_settings(ends: Sequence[PlannedPoint]) -> None:
     """Raise where a search would have to choose settings again for each point."""
     from redco_flow.orchestrate.run.fit import search_word, searching_stages
 
-    if found := searching_stages(point.pipeline, point.plan):
-        word = search_word(found[0])
+    for stage in (one for end in ends for one in searching_stages(end.pipeline, end.plan)):
         raise UsageError(
-            f"--sampler tpe: stage '{found[0].name}' has `mesh: {word}`, which is searched before "
-            f"a sweep starts: write the mesh that `redco-flow plan --fit` finds."
+            f"--sampler tpe: stage '{stage.name}' has `mesh: {search_word(stage)}`, which is "
+            f"searched before a sweep starts: write the mesh that `redco-flow plan --fit` finds."
         )
 
 
@@ -483,6 +481,7 @@ def _read_search(
         workspace,
         mode=options.mode,
     )
+    _refuse_left_out(watched.stage, ends)
     pipeline = ends[0].pipeline
     return Search(
         sampler=options.sampler,
@@ -497,8 +496,17 @@ def _read_search(
         from_stage=options.from_stage,
         until_stage=options.until_stage,
         force=options.force,
-        document=pipeline.document,
+        documents=[point.pipeline.document for point in ends],
     )
+
+
+def _refuse_left_out(stage: str, planned: Sequence[PlannedPoint]) -> None:
+    """Raise where the stage whose metric is watched is not part of a point."""
+    if any(point.plan.stages[stage].action == "skip" for point in planned):
+        raise UsageError(
+            f"stage '{stage}' logs the metric by which points are compared, and --from or --until "
+            f"leaves it out: name an earlier stage with --from, or a later one with --until."
+        )
 
 
 def _print_search(
@@ -528,7 +536,9 @@ def _read_early_stopping(
             if getattr(options, option):
                 raise UsageError(f"--{option.replace('_', '-')} is for --stop-early METRIC.")
         return None
-    return read_early_stopping(
+    if options.num_samples == 1 and options.sampler == "tpe":
+        planned = planned[:1]  # it stands for the only point: there is nothing to compare
+    early_stopping = read_early_stopping(
         options.stop_early,
         [point.pipeline for point in planned],
         workspace,
@@ -536,6 +546,8 @@ def _read_early_stopping(
         min_steps=options.min_steps or 0,
         reduction_factor=options.reduction_factor or 4,
     )
+    _refuse_left_out(early_stopping.stage, planned)
+    return early_stopping
 
 
 def _print_jobs(

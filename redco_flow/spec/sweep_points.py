@@ -73,9 +73,9 @@ class Distribution:
         if kind not in ("uniform", "loguniform"):
             raise ValueError("a distribution is uniform, loguniform or randint; quote a text")
         lowest, highest = float(low), float(high)
-        if not lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
+        if not -math.inf < lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
             raise ValueError(
-                "the bounds are two numbers, the lower one first; of loguniform above 0"
+                "the bounds are two finite numbers, the lower one first; of loguniform above 0"
             )
         return cls("uniform" if kind == "uniform" else "loguniform", lowest, highest)
 
@@ -99,6 +99,22 @@ Space = dict[str, Distribution | list[str]]
 """By key, a distribution or the values of which a point has one."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A point as a trial of Optuna.
+
+    Args:
+        overrides: its values.
+        value: the last one of the metric; None of a point that is running or has failed.
+        step: at which it was measured.
+    """
+
+    overrides: Sequence[str]
+    state: Literal["running", "complete", "pruned", "fail"]
+    value: float | None = None
+    step: int = 0
+
+
 def read_space(texts: Sequence[str]) -> Space:
     """Return the settings of which a sampler chooses each point's values.
 
@@ -115,16 +131,24 @@ def read_space(texts: Sequence[str]) -> Space:
 
 
 def ends_of(space: Space) -> list[Point]:
-    """Return points that together have both bounds of each distribution and each listed value."""
-    bounds = {
-        key: one if isinstance(one, list) else [one.text(one.low), one.text(one.high)]
+    """Return points that together have both bounds of each distribution and each listed value.
+
+    The first has all first values, each further one another value of one setting, and the last has
+    all last values.
+    """
+    bounds = [
+        [f"{key}={value}" for value in one]
+        if isinstance(one, list)
+        else [f"{key}={one.text(one.low)}", f"{key}={one.text(one.high)}"]
         for key, one in space.items()
-    }
-    number = max(2, *map(len, bounds.values()))
-    return [
-        tuple(f"{key}={values[min(index, len(values) - 1)]}" for key, values in bounds.items())
-        for index in range(number)
     ]
+    first, last = (tuple(values[index] for values in bounds) for index in (0, -1))
+    between = [
+        (*first[:index], value, *first[index + 1 :])
+        for index, values in enumerate(bounds)
+        for value in values[1:]
+    ]
+    return list(dict.fromkeys([first, *between, last]))
 
 
 def read_points(

@@ -2,8 +2,9 @@
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
 of the process that starts the runs, early_stopping.jsonl with its decisions, points.jsonl with the
-points that a sampler has given it; cancel.json by the process that asks for the end. A stage that
-another run of the sweep computes has that attempt's name in `shared.json`.
+points that a sampler has given it, problem.json while none can be made; cancel.json by the process
+that asks for the end. A stage that another run of the sweep computes has that attempt's name in
+`shared.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal, Required, TypedDict, cast
 
 from redco_flow.errors import UsageError
 from redco_flow.records import append_json_line, write_json
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, read_record, read_record_lines
@@ -50,6 +51,13 @@ class SweepRecord(TypedDict, total=False):
     early_stopping: dict[str, Any] | None
     search: dict[str, Any] | None  # absent up to 0.2.0
     points: Required[list[PointRecord]]
+
+
+class ProblemRecord(TypedDict):
+    """problem.json."""
+
+    time: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,8 @@ class SampledPoint:
         state: `asked` before the run is written, and `made` after that; `refused` where the
             settings cannot be a run; `repeated` where an earlier point has the same values.
         message: why it is refused.
+        outcome: of its run, for the sampler; "" until it has ended, and of a failed one.
+        score, step: the metric's last value and its step, where there is one.
     """
 
     number: int
@@ -104,6 +114,9 @@ class SampledPoint:
     overrides: list[str]
     state: Literal["asked", "made", "refused", "repeated"]
     message: str = ""
+    outcome: Literal["", "complete", "pruned"] = ""
+    score: float | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -199,8 +212,11 @@ class SweepDirectory:
 
     @property
     def num_points(self) -> int:
-        """The number of points that the sweep was started with."""
-        return len(self.record["points"]) if self.search is None else int(self.search["number"])
+        """The number of points, those to be given by a sampler included, repeated ones not."""
+        if self.search is None:
+            return len(self.record["points"])
+        repeated = [one for one in self.read_sampled_points() if one.state == "repeated"]
+        return int(self.search["number"]) - len(repeated)
 
     @property
     def num_open(self) -> int:
@@ -208,7 +224,14 @@ class SweepDirectory:
         if self.search is None:
             return 0
         given = [one for one in self.read_sampled_points() if one.state != "asked"]
-        return self.num_points - len(given)
+        return int(self.search["number"]) - len(given)
+
+    @property
+    def states_without_runs(self) -> list[State]:
+        """The states of points that have no run: those refused, and those to be made."""
+        refused = sum(one.state == "refused" for one in self.read_sampled_points())
+        still = State.CANCELLED if self.cancel_path.exists() else State.WAITING
+        return [State.FAILED] * refused + [still] * self.num_open
 
     def read_sampled_points(self) -> list[SampledPoint]:
         """Return the points that a sampler has given, in their order.
@@ -227,6 +250,28 @@ class SweepDirectory:
             OSError: the disk is full or read-only; names the path. The file is as it was.
         """
         _append(self._sampled_path, point)
+
+    @property
+    def problem(self) -> str:
+        """The reason for which the next point could not be made; "" where there is none.
+
+        Raises:
+            DamagedRecord: the record is damaged.
+        """
+        record = find_record(self._problem_path, ProblemRecord)
+        return record["message"] if record is not None else ""
+
+    def write_problem(self, message: str) -> None:
+        """Record why the next point could not be made.
+
+        Raises:
+            OSError: the disk is full or read-only; names the path.
+        """
+        write_json(self._problem_path, {"time": utc_now(), "message": message})
+
+    def clear_problem(self) -> None:
+        """Remove what `write_problem` has recorded."""
+        self._problem_path.unlink(missing_ok=True)
 
     def run_of(self, point: SweepPoint) -> RunDirectory:
         """Return a point's run."""
@@ -272,6 +317,10 @@ class SweepDirectory:
     @property
     def _sampled_path(self) -> Path:
         return self.path / "points.jsonl"
+
+    @property
+    def _problem_path(self) -> Path:
+        return self.path / "problem.json"
 
     @property
     def _decisions_path(self) -> Path:

@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
-from redco_flow.orchestrate.sweep.optuna_sampler import Trial, suggest
-from redco_flow.spec.sweep_points import read_space
+pytest.importorskip("optuna", reason="optuna is not installed: pip install 'redco-flow[optuna]'")
+
+from redco_flow.orchestrate.sweep.optuna_sampler import suggest
+from redco_flow.spec.sweep_points import Trial, read_space
 from tests.cli.conftest import wait_for
 
 pytestmark = pytest.mark.slow
@@ -46,10 +48,28 @@ def test_a_sweep_is_killed_while_a_point_runs_and_resumed_with_the_points_that_f
     assert len(list((folder / "redco-workspace" / "runs").iterdir())) == 4
     assert len(list(folder.glob("from-*"))) == 4  # each point began once, and none went back
     told = [(one["point"], TOLD[one["state"]], *last_value(folder, one)) for one in view["points"]]
+    assert [one["metrics"]["train/val/loss"] for one in view["points"]] == [one[2] for one in told]
     for number, (point, *_) in enumerate(told):
         trials = [Trial(*one) for one in told[:number]]
         assert list(suggest(read_space([SETTING]), trials, seed=0, mode="min")) == point
     assert "nothing to resume" in command("resume", sweep, code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--sweep", "reread.resources.cpus_per_host=1,2", "--num-samples", "4"), "one training"),
+        (("--until", "numbers", "--num-samples", "4"), "leaves it out"),
+        (("--num-samples", "1"), "this sweep has one"),
+    ],
+)
+def test_points_that_could_not_be_compared_are_refused(command, words, said):
+    stages = (
+        "  numbers: {kind: orchestrate_kinds.numbers}\n  reread: {kind: orchestrate_kinds.reread}\n"
+    )
+    (command.folder / "descents.yaml").write_text(PIPELINE.format(folder="here") + stages)
+
+    assert said in command(*SWEEP[:4], *SWEEP[6:], *words, "--dry-run", code=2)
 
 
 def last_value(folder, point):

@@ -3,12 +3,15 @@
 import copy
 import random
 
-import optuna
 import pytest
+
+pytest.importorskip("optuna", reason="optuna is not installed: pip install 'redco-flow[optuna]'")
+
+import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from redco_flow.orchestrate.sweep.optuna_sampler import Trial, suggest
-from redco_flow.spec.sweep_points import read_space
+from redco_flow.orchestrate.sweep.optuna_sampler import suggest
+from redco_flow.spec.sweep_points import Trial, read_space
 
 SPACE = ["lr=loguniform(1e-5,1e-2)", "dropout=uniform(0,0.5)", "n=randint(1,9)", "kind=a,b"]
 DISTRIBUTIONS = {

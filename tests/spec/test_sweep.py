@@ -3,7 +3,7 @@
 import pytest
 
 from redco_flow.errors import ConfigError
-from redco_flow.spec.sweep_points import Samples, read_points
+from redco_flow.spec.sweep_points import Samples, ends_of, read_points, read_space
 
 
 def test_the_points_are_every_combination_and_the_last_setting_changes_fastest():
@@ -59,6 +59,13 @@ def test_all_mistakes_are_told_at_once():
     assert "'c' is given 2 times" in said
 
 
+def test_the_ends_of_a_space_have_all_values_and_each_change_of_one_value_alone():
+    space = read_space(["a=1,2,3", "b=uniform(0, 1)"])
+
+    first, last = ("a=1", "b=0"), ("a=3", "b=1")
+    assert ends_of(space) == [first, ("a=2", "b=0"), ("a=3", "b=0"), ("a=1", "b=1"), last]
+
+
 def test_draws_are_within_their_bounds_repeat_with_their_seed_and_are_multiplied_with_the_grid():
     texts = ["lr=loguniform(1e-5, 1e-3)", "dropout=uniform(0,0.3)", "seed=1,2", "n=randint(2, 4)"]
     points = read_points(texts, Samples(200, seed=7))
@@ -96,6 +103,7 @@ def test_the_rows_of_a_file_are_points_and_an_empty_cell_leaves_a_setting_as_it_
         (["a=uniform(0,1)"], 0, None, "needs --num-samples"),
         (["a=1,2"], 3, None, "has no distribution"),
         (["a=uniform(1,0)"], 3, None, "the lower one first"),
+        (["a=uniform(-inf,1)"], 3, None, "two finite numbers"),
         (["a=loguniform(0,1)"], 3, None, "above 0"),
         (["a=uniform(zero,1)"], 3, None, "could not convert"),
         (["a=normal(0,1)"], 3, None, "uniform, loguniform or randint"),

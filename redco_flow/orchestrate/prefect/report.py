@@ -244,12 +244,14 @@ def _directory_of(record: OpenRecord) -> RunDirectory | SweepDirectory:
 
 def _has_ended(run: RunDirectory | SweepDirectory) -> bool:
     try:
-        runs = run.runs if isinstance(run, SweepDirectory) else [run]
-        if isinstance(run, SweepDirectory) and run.num_open and not run.cancel_path.exists():
-            return False
-        return all(one.read_state()["state"] in ENDED_RUN_STATES for one in runs)
+        states = _states_of(run) if isinstance(run, SweepDirectory) else [run.read_state()["state"]]
+        return all(state in ENDED_RUN_STATES for state in states)
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _states_of(sweep: SweepDirectory) -> list[str]:
+    return [*(run.read_state()["state"] for run in sweep.runs), *sweep.states_without_runs]
 
 
 def _running_flows(api: PrefectApi) -> list[tuple[str, str]]:
@@ -288,8 +290,8 @@ def _end_of(run: RunDirectory | SweepDirectory) -> tuple[str, str | None]:
     if isinstance(run, RunDirectory):
         state = run.read_state()
         return state["state"], state.get("message") or None
-    count = Counter(one.read_state()["state"] for one in run.runs)
-    is_over = count.keys() <= {*_ENDS_WORST_FIRST} and not run.num_open
+    count = Counter(_states_of(run))
+    is_over = count.keys() <= {*_ENDS_WORST_FIRST}
     worst = next(end for end in _ENDS_WORST_FIRST if end in count) if is_over else "open"
     return worst, ", ".join(f"{number} {state}" for state, number in count.most_common())
 

@@ -127,10 +127,17 @@ def write_run(
     try:
         _check_pinned(workspace, run)
     except RedcoFlowError:
-        doomed = run.path.with_name(f".{run.id}.removed")  # half a run would be a damaged one
-        shutil.rmtree(run.path.rename(doomed))
+        remove_half_written(run)  # half a run would be a damaged one
         raise
     return run
+
+
+def remove_half_written(run: RunDirectory) -> None:
+    """Remove a new run that is not written whole; a removal that was killed is completed."""
+    doomed = run.path.with_name(f".{run.id}.removed")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    shutil.rmtree(run.path.rename(doomed))
 
 
 _EQUAL_RECORDS = ("origins.json", "plan.json", "launch.json", "code.patch")

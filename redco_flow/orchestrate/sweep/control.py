@@ -1,9 +1,10 @@
 """Start, resume and cancel a sweep: one run for each point, some of them at a time.
 
 All runs are written before the first one starts, so a mistake in any point is reported before
-anything is submitted. A separate process starts them; what two points have in common is computed by
-the first and reused by the second, as between any two runs. Where the cluster can have jobs wait
-for each other, the points are runs ahead, and that process submits the jobs of all of them.
+anything is submitted; where a sampler chooses the points, only those at the ends are read then. A
+separate process starts the runs; what two points have in common is computed by the first and reused
+by the second, as between any two runs. Where the cluster can have jobs wait for each other, the
+points are runs ahead, and that process submits the jobs of all of them.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
         UsageError: all of them have ended.
     """
     left = [run for run in sweep.runs if not has_ended(run)]
-    if not left and not sweep.num_open:
+    if not left and State.WAITING not in sweep.states_without_runs:
         raise UsageError(f"sweep {sweep.id} has ended already.")
     request_cancel(sweep, reason)
     unseen: set[str] = set()

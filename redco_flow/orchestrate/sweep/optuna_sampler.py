@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import optuna
 from optuna.distributions import (
@@ -24,23 +22,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from redco_flow.orchestrate.sweep.successive_halving import Mode
-from redco_flow.spec.sweep_points import Distribution, Point, Space
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A point as a trial of Optuna.
-
-    Args:
-        overrides: its values.
-        value: the last one of the metric; None of a point that is running or has failed.
-        step: at which it was measured.
-    """
-
-    overrides: Sequence[str]
-    state: Literal["running", "complete", "pruned", "fail"]
-    value: float | None = None
-    step: int = 0
+from redco_flow.spec.sweep_points import Distribution, Point, Space, Trial
 
 
 def suggest(space: Space, trials: Sequence[Trial], *, seed: int, mode: Mode) -> Point:

@@ -97,12 +97,12 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
         num_at_work = driver.num_driving + len(elsewhere)
         looked_at = time.monotonic()
         has_room = num_at_work < sweep.record["max_parallel"]
-        if maker is not None and not waiting and has_room:
-            if maker.is_open:
-                maker = maker if _make_point(maker, waiting) else None
-                continue
-            maker = None
-        if not waiting and not num_at_work:
+        if maker is not None and not waiting and has_room and maker.is_due:
+            waiting += filter(None, [maker.make()])
+            continue
+        if not waiting and not num_at_work and not (maker is not None and maker.is_open):
+            if maker is not None:
+                maker.record_scores()
             return
         ready = next((run for run in waiting if _is_ready(run, jobs)), None) if has_room else None
         if ready is None:
@@ -118,17 +118,6 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
         elif early is not None:
             early.watch(ready)
         driver.wait_for_an_end(0)
-
-
-def _make_point(maker: PointMaker, waiting: list[RunDirectory]) -> bool:
-    """Add the next point's run to `waiting`; return whether further points can be made."""
-    try:
-        run = maker.make()
-    except (RedcoFlowError, OSError) as error:
-        _log(f"no further points until the sweep is resumed: {error}")
-        return False
-    waiting += [run] if run is not None else []
-    return True
 
 
 def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:

@@ -9,36 +9,40 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from redco_flow.errors import ConfigError, DoesNotFit, UsageError
+from redco_flow.errors import ConfigError, DoesNotFit, RedcoFlowError, UsageError
 from redco_flow.orchestrate.pins.aliases import AliasPins
 from redco_flow.orchestrate.pins.hub import HubPins
 from redco_flow.orchestrate.run.cancel import Log, has_ended
 from redco_flow.orchestrate.run.device_checks import check_devices
 from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.orchestrate.run.plan import Plan, make_plan
-from redco_flow.orchestrate.run.start import write_run
+from redco_flow.orchestrate.run.start import check_run, remove_half_written, write_run
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.orchestrate.sweep.logged_metric import LoggedMetric
 from redco_flow.orchestrate.sweep.successive_halving import Mode
 from redco_flow.spec.load import PipelineFile, ResolvedPipeline, load_pipeline
 from redco_flow.spec.profile import Profile
-from redco_flow.spec.sweep_points import ends_of, read_space
+from redco_flow.spec.sweep_points import Trial, ends_of, read_space
 from redco_flow.spec.yaml import parse_yaml
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.results import differences
 from redco_flow.tracking.run_directory import RunDirectory, new_run_id
 from redco_flow.tracking.sweep_directory import SampledPoint, SweepDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
-if TYPE_CHECKING:
-    from redco_flow.orchestrate.sweep.optuna_sampler import Trial
+_SECONDS_BETWEEN_TRIES = (5.0, 15.0, 60.0, 300.0, 900.0)
+_OF_A_POINT = (ConfigError, DoesNotFit, UsageError)
+"""Errors that settings can cause; a file or a hub that is away for a while, too."""
 
 
 def require_optuna() -> None:
@@ -64,7 +68,7 @@ class Search:
         stage, metric, mode: what is minimized or maximized.
         path, text: the pipeline's file, as it was at the start.
         overrides, profile_name, from_stage, until_stage, force: as the user gave them.
-        document: the pipeline at the first of `ends_of` the settings, as it was at the start.
+        documents: the pipeline at each of `ends_of` the settings, as it was at the start.
     """
 
     sampler: Literal["tpe"]
@@ -81,7 +85,7 @@ class Search:
     from_stage: str | None
     until_stage: str | None
     force: Sequence[str]
-    document: dict[str, Any]
+    documents: Sequence[dict[str, Any]]
 
     def describe(self, max_parallel: int) -> str:
         """For people."""
@@ -96,6 +100,9 @@ class PointMaker:
     Args:
         sweep: its lease is held by this process.
         log: takes a line on each point that becomes no run.
+
+    Attributes:
+        is_open: whether this process is to make further points.
     """
 
     def __init__(self, sweep: SweepDirectory, log: Log) -> None:
@@ -106,24 +113,59 @@ class PointMaker:
         self._space = read_space(self._search.settings)
         self._launch = LaunchRecord.read(sweep)
         self._workspace = Workspace(Path(self._launch.workspace))
+        own = self._launch.stage_profiles.items()
+        self._own_profiles = {stage: Profile.from_record(one) for stage, one in own}
         self._hub, self._aliases = HubPins(), AliasPins()
-        self._ended: dict[str, Trial] = {}
+        self._failed: set[str] = set()
         self._is_checked = False
+        self._num_errors, self._not_before = 0, 0.0
+        self.is_open = sweep.num_open > 0
 
     @property
-    def is_open(self) -> bool:
-        """Whether there are points to be made."""
-        return self._sweep.num_open > 0
+    def is_due(self) -> bool:
+        """Whether a point is to be made now; after an error, later."""
+        return self.is_open and time.monotonic() >= self._not_before
 
     def make(self) -> RunDirectory | None:
         """Choose the next point and write its run; None where it becomes no run.
 
-        Raises:
-            RedcoFlowError: no point can be made now; says why.
-            OSError: the disk is full or read-only; names the path.
+        What stops it is recorded in the sweep, and tried again a few times unless only the user can
+        change it.
         """
+        try:
+            made = self._make()
+        except (RedcoFlowError, OSError) as error:
+            self._put_off(error)
+            return None
+        self._num_errors = 0
+        with suppress(OSError):  # the point is made; the record is removed after the next one
+            self._sweep.clear_problem()
+        self.is_open = self._sweep.num_open > 0
+        return made
+
+    def record_scores(self) -> None:
+        """Record the scores of the points that have ended since the last one was made."""
+        try:
+            for point in self._sweep.read_sampled_points():
+                self._trial(point)
+        except (RedcoFlowError, OSError) as error:
+            self._log(f"scores are not recorded: {error}")
+
+    def _put_off(self, error: RedcoFlowError | OSError) -> None:
+        pauses = () if isinstance(error, UsageError) else _SECONDS_BETWEEN_TRIES
+        if self._num_errors < len(pauses):
+            self._not_before = time.monotonic() + pauses[self._num_errors]
+            self._num_errors += 1
+            self._log(f"the next point cannot be made, trying again: {error}")
+        else:
+            self.is_open = False
+            self._log(f"no further points until the sweep is resumed: {error}")
+        with suppress(OSError):  # a full disk
+            self._sweep.write_problem(str(error))
+
+    def _make(self) -> RunDirectory | None:
         if not self._is_checked:
-            self._refuse_changes()
+            self._check_ends()
             self._is_checked = True
         points = self._sweep.read_sampled_points()
         if points and points[-1].state == "asked":
@@ -133,7 +175,7 @@ class PointMaker:
             self._sweep.add_sampled_point(SampledPoint(len(points), "", overrides, "repeated"))
             self._log(f"point {len(points)} repeats an earlier one: {'  '.join(overrides)}")
             return None
-        run_id = new_run_id(self._search.document["name"])
+        run_id = new_run_id(self._search.documents[0]["name"])
         point = SampledPoint(len(points), run_id, overrides, "asked")
         self._sweep.add_sampled_point(point)
         return self._write(point)
@@ -146,45 +188,55 @@ class PointMaker:
         return list(suggest(self._space, trials, seed=self._search.seed, mode=self._search.mode))
 
     def _trial(self, point: SampledPoint) -> Trial:
-        """Return a point as it is now; how it ended is read once."""
-        from redco_flow.orchestrate.sweep.optuna_sampler import Trial
-
-        if point.state != "made":  # Optuna leaves failed ones out
+        """Return a point as it is now; the score of one that has ended is recorded."""
+        if point.state != "made" or point.run in self._failed:  # Optuna leaves failed ones out
             return Trial(point.overrides, "fail")
-        if point.run in self._ended:
-            return self._ended[point.run]
+        if point.outcome:
+            return Trial(point.overrides, point.outcome, point.score, point.step)
         run = RunDirectory(self._workspace.runs / point.run)
         if not has_ended(run):
             return Trial(point.overrides, "running")
-        state = run.read_state()["state"]
+        state = (unless_damaged(run.read_state) or {}).get("state")
         logged = LoggedMetric(self._search.stage, self._search.metric, self._log)
         found = sorted(logged.read_new(run), key=lambda one: (one.step, one.attempt))
         value, step = (found[-1].value, found[-1].step) if found else (None, 0)
         if state == State.STOPPED_EARLY:
-            trial = Trial(point.overrides, "pruned", value, step)
+            point = replace(point, outcome="pruned", score=value, step=step)
         elif state == State.COMPLETED and value is not None:
-            trial = Trial(point.overrides, "complete", value, step)
+            point = replace(point, outcome="complete", score=value, step=step)
         else:
             if state == State.COMPLETED:
                 self._log(f"{run.id} counts as failed: it has no {self._search.metric}")
-            trial = Trial(point.overrides, "fail")
-        self._ended[point.run] = trial
-        return trial
+            self._failed.add(point.run)
+        if point.outcome:
+            self._sweep.add_sampled_point(point)
+        return self._trial(point)
 
     def _write(self, point: SampledPoint) -> RunDirectory | None:
         run = RunDirectory(self._workspace.runs / point.run)
-        if run.path.exists():  # a process was killed while it wrote it
-            half = run.path.with_name(f".{run.id}.removed")
-            shutil.rmtree(run.path.rename(half))
+        if run.path.exists():  # a process was killed while it wrote the run, or after that
+            launch = unless_damaged(lambda: LaunchRecord.read(run))
+            if launch is not None or find_holder(run) is not None:
+                self._sweep.add_sampled_point(replace(point, state="made"))
+                return run
+            remove_half_written(run)
         try:
-            pipeline, plan = self._load(point.overrides)
-        except (ConfigError, DoesNotFit) as error:
-            self._load(ends_of(self._space)[0])  # raises where it is no fault of the point's
-            refused = replace(point, state="refused", message=str(error))
-            self._sweep.add_sampled_point(refused)
-            self._log(f"point {point.number} is refused: {error}")
-            return None
-        made = write_run(
+            made = self._write_run(point)
+        except _OF_A_POINT:
+            self._check_ends()  # raises where it is no fault of the point's
+            try:
+                made = self._write_run(point)
+            except _OF_A_POINT as error:
+                refused = replace(point, state="refused", message=str(error))
+                self._sweep.add_sampled_point(refused)
+                self._log(f"point {point.number} is refused: {error}")
+                return None
+        self._sweep.add_sampled_point(replace(point, state="made"))
+        return made
+
+    def _write_run(self, point: SampledPoint) -> RunDirectory:
+        pipeline, plan = self._load(point.overrides)
+        return write_run(
             pipeline,
             self._profile,
             self._workspace,
@@ -197,8 +249,6 @@ class PointMaker:
             code=CodeState.read(Path.cwd()),
             like=next(iter(self._sweep.runs), None),
         )
-        self._sweep.add_sampled_point(replace(point, state="made"))
-        return made
 
     @cached_property
     def _file(self) -> PipelineFile:
@@ -215,6 +265,7 @@ class PointMaker:
         search = self._search
         everything = [*search.overrides, *overrides]
         pipeline = load_pipeline(self._file, everything, self._profile, looks_into_data=True)
+        pipeline = replace(pipeline, profiles=self._own_profiles)  # their files may have changed
         pipeline, hub = self._hub.pinned(pipeline, self._workspace)
         pipeline, aliases = self._aliases.pinned(pipeline, self._workspace)
         plan = make_plan(
@@ -227,13 +278,16 @@ class PointMaker:
         check_devices(pipeline, self._profile, plan, os.environ)
         return pipeline, replace(plan, hub=hub, aliases=aliases)
 
-    def _refuse_changes(self) -> None:
-        """Raise where the same settings now mean another pipeline than at the sweep's start."""
-        now = self._load(ends_of(self._space)[0])[0].document
-        for one in differences(self._search.document, now):
-            raise UsageError(
-                f"{self._sweep.id} gets no further points, which would differ from those before: "
-                f"'{one.key}' was {one.old!r} and is {one.new!r}. A variable of the environment, "
-                f"an alias, a revision on the hub or redco-flow has changed. Restore it and "
-                f"`redco-flow resume {self._sweep.id}`, or start another sweep."
-            )
+    def _check_ends(self) -> None:
+        """Raise where an end cannot be a run now, or means another one than at the start."""
+        self._hub, self._aliases = HubPins(), AliasPins()  # errors of the hub are remembered
+        for end, before in zip(ends_of(self._space), self._search.documents, strict=True):
+            pipeline, plan = self._load(end)
+            check_run(pipeline, self._profile, plan)
+            for one in differences(before, pipeline.document):
+                raise UsageError(
+                    f"{self._sweep.id} gets no further points, which would differ from those "
+                    f"before: '{one.key}' was {one.old!r} and is {one.new!r}. A variable of the "
+                    f"environment, an alias, a revision on the hub or redco-flow has changed. "
+                    f"Restore it and `redco-flow resume {self._sweep.id}`, or start another sweep."
+                )
