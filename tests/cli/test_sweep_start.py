@@ -54,7 +54,7 @@ def start(command, repository, tmp_path_factory):
         words = ["--sweep", f"total.learning_rate={rates}", "--max-parallel", "1", "--detach"]
         sweep = command.json("run", "sums.yaml", *words, environment={"PATH": path})["sweep"]
         calls = log.read_text().splitlines()
-        command("cancel", sweep)
+        command.start("cancel", sweep).communicate()  # it may have ended
         workspace = repository / "redco-workspace"
         record = json.loads((workspace / "sweeps" / sweep / "sweep.json").read_text())
         return [workspace / "runs" / point["run"] for point in record["points"]], calls
