@@ -290,5 +290,5 @@ def test_tracked_files_that_are_too_large_for_code_are_named(laptop):
 
     said = laptop("run", "sums.yaml", "-p", "site", "--send", "rows.bin", code=4)
 
-    line = "no code is larger than 1.0 MiB: weights.bin (1.5 MiB); --send"
+    line = "not sent, as code is at most 1.0 MiB: weights.bin (1.5 MiB); --send"
     assert line in said
