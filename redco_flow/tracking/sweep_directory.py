@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict, cast
+from typing import Any, Literal, Required, TypedDict, TypeVar, cast
 
 from redco_flow.errors import UsageError
 from redco_flow.records import append_json_line, write_json
@@ -26,6 +26,7 @@ from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, read_record, read_record_lines
 from redco_flow.tracking.workspace import Workspace, check_name
 
+_LineT = TypeVar("_LineT")
 _MARK = "-sweep-"
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
@@ -223,15 +224,20 @@ class SweepDirectory:
         """The number of points that a sampler is still to give."""
         if self.search is None:
             return 0
-        given = [one for one in self.read_sampled_points() if one.state != "asked"]
-        return int(self.search["number"]) - len(given)
+        return self._num_open(self.read_sampled_points())
 
     @property
     def states_without_runs(self) -> list[State]:
         """The states of points that have no run: those refused, and those to be made."""
-        refused = sum(one.state == "refused" for one in self.read_sampled_points())
+        if self.search is None:
+            return []
+        sampled = self.read_sampled_points()
+        refused = sum(one.state == "refused" for one in sampled)
         still = State.CANCELLED if self.cancel_path.exists() else State.WAITING
-        return [State.FAILED] * refused + [still] * self.num_open
+        return [State.FAILED] * refused + [still] * self._num_open(sampled)
+
+    def _num_open(self, sampled: Sequence[SampledPoint]) -> int:
+        return int(self.record["search"]["number"]) - sum(one.state != "asked" for one in sampled)
 
     def read_sampled_points(self) -> list[SampledPoint]:
         """Return the points that a sampler has given, in their order.
@@ -239,8 +245,7 @@ class SweepDirectory:
         Raises:
             DamagedRecord: a line is damaged; names it.
         """
-        path = self._sampled_path
-        lines = read_record_lines(path, SampledPoint) if path.exists() else ()
+        lines = _read_lines(self._sampled_path, SampledPoint)
         return list({one.number: one for one in lines}.values())
 
     def add_sampled_point(self, point: SampledPoint) -> None:
@@ -303,8 +308,7 @@ class SweepDirectory:
         Raises:
             DamagedRecord: a line is damaged; names it.
         """
-        path = self._decisions_path
-        return list(read_record_lines(path, RungDecision)) if path.exists() else []
+        return _read_lines(self._decisions_path, RungDecision)
 
     def add_decision(self, decision: RungDecision) -> None:
         """Record a decision; only the process that holds the sweep's lease may.
@@ -329,6 +333,11 @@ class SweepDirectory:
     @property
     def _record_path(self) -> Path:
         return self.path / "sweep.json"
+
+
+def _read_lines(path: Path, record_type: type[_LineT]) -> list[_LineT]:
+    """Return the records of a file with one a line; none where there is no file."""
+    return list(read_record_lines(path, record_type)) if path.exists() else []
 
 
 def _append(path: Path, record: RungDecision | SampledPoint) -> None:
