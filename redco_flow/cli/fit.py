@@ -9,12 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.cli.text import columns, duration, number
+from redco_flow.cli.text import table_text
 from redco_flow.errors import DoesNotFit, UsageError
-from redco_flow.records import moment
+from redco_flow.report.numbers import gib, step_seconds
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.planned_fits import errors_text, expected_text, like, recent_comparisons
+from redco_flow.tracking.planned_fits import (
+    errors_text,
+    expected_text,
+    like,
+    of_same_program,
+    recent_comparisons,
+)
 from redco_flow.tracking.results import find_result
 
 if TYPE_CHECKING:
@@ -25,14 +31,6 @@ if TYPE_CHECKING:
 
 
 _LEARNT, _READ = "bold green", "dim"
-
-_PARTS = {
-    "parameters": "parameters",
-    "optimizer_state": "optimizer state",
-    "batch": "batch",
-    "temporaries": "temporaries",
-    "other": "other",
-}
 
 
 def print_examples(loaded: Loaded, number: int) -> None:
@@ -196,12 +194,12 @@ def _chosen_text(fit: dict[str, Any]) -> str:
     values |= {f"resources.{key}": value for key, value in resources.items()}
     chosen = " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
     time = fit["step_time"]
-    step = f"{_seconds(time['seconds'])} a step, " if time else ""
-    gib = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
+    step = f"{step_seconds(time['seconds'])} a step, " if time else ""
+    memory = f"{gib(fit['used_bytes'])} of {gib(fit['limit_bytes'])} GiB a device"
     verdict = "" if fit["fits"] else ", nothing fits"
     notes = "".join(f"; {note}" for note in fit["search_notes"])
     expected = expected_text(fit["choice"]) if "choice" in fit else ""
-    return f" for {fit['target']}: {chosen} ({step}{gib}{verdict}){expected}{notes}"
+    return f" for {fit['target']}: {chosen} ({step}{memory}{verdict}){expected}{notes}"
 
 
 def find_fits(
@@ -209,7 +207,8 @@ def find_fits(
 ) -> dict[str, dict[str, Any]]:
     """Return each training's figures, as of `fits_of`; shows the progress on a terminal.
 
-    `recent_runs` says how far off the predictions for recent runs on such devices were, or is "".
+    `recent_runs` says how far off the predictions for recent runs on such devices were, or is "";
+    `measured` is the comparison of the newest run of an equal program with its figures, or None.
 
     Raises:
         UsageError: no stage trains, or a search failed.
@@ -231,6 +230,8 @@ def find_fits(
     recent = recent_comparisons(loaded.workspace)
     for fit in fits.values():
         fit["recent_runs"] = errors_text(like(recent, fit))
+        measured = of_same_program(recent, fit)
+        fit["measured"] = measured and {"stage": measured.stage, **measured.to_json()}
     return fits
 
 
@@ -308,10 +309,10 @@ def refuse_unfit(fits: Sequence[tuple[str, Mapping[str, Any]]], errors: Sequence
 
 
 def _refusal(stage: str, fit: Mapping[str, Any]) -> str:
-    used, limit = _gib(fit["used_bytes"]), _gib(fit["limit_bytes"])
+    used, limit = gib(fit["used_bytes"]), gib(fit["limit_bytes"])
     devices = f"{fit['num_devices']} x {fit['device']}"
     ways = "".join(
-        f"\n  {' '.join(one['overrides'])} ({_gib(one['used_bytes'])} GiB)"
+        f"\n  {' '.join(one['overrides'])} ({gib(one['used_bytes'])} GiB)"
         for one in fit["suggestions"]
     )
     fitting = f" It fits with:{ways}" if ways else ""
@@ -331,155 +332,41 @@ def exit_code_of_fits(fits: dict[str, dict[str, Any]]) -> int:
 
 def print_fit(stage: str, fit: dict[str, Any]) -> None:
     """Print one training's figures, or why there are none."""
+    from redco_flow.report.plan_page import facts_of, tables_of, title_of, verdict_of
+
     if "error" in fit:
         sys.stderr.write(f"redco-flow: {fit['error']}\n")
         return
-    mesh = " x ".join(f"{axis} {size}" for axis, size in fit["mesh"].items())
-    verdict = "fits" if fit["fits"] else "does not fit"
-    of = f"{_gib(fit['used_bytes'])} of {_gib(fit['limit_bytes'])} GiB a device"
-    devices = f"{fit['num_devices']} x {fit['device']}{f' ({mesh})' if mesh else ''}"
-    if fit["hosts_of_fabrics"]:
-        numbers = fit["hosts_of_fabrics"]
-        devices += f", {' + '.join(map(str, numbers))} hosts in {len(numbers)} fabrics"
-    print(f"\n--- {stage} on {devices}: {verdict}, {of}")
-    parts = {
-        key: size for key, size in fit["parts_bytes"].items() if key != "other" or size >= 2**20
-    }
-    rows = [[name, _gib(parts[key])] for key, name in _PARTS.items() if key in parts]
-    print(columns([*rows, *_beside(fit)], ["PART", "GiB"]))
-    print("; ".join(_facts(fit)))
-    print(f"step time {_step_time(fit)}")
-    if fit["step_time"]:
-        _print_traffic(fit["step_time"]["traffic"])
-    figures = (f"{k} {v['value']:g} ({v['origin']})" for k, v in fit["device_facts"].items())
-    print(f"figures of {fit['device']}: {', '.join(figures)}")
-    if fit["recent_runs"]:
-        print(fit["recent_runs"])
-    for note in (*fit["notes"], *fit.get("search_notes", ())):
-        print(f"note: {note}")
-    if "candidates" in fit:
-        _print_candidates(fit["candidates"])
-    if "devices" in fit:
-        _print_devices(fit["devices"])
-    if not fit["fits"] and not any(one["fits"] for one in fit.get("candidates", ())):
-        _print_suggestions(fit)
-
-
-def _beside(fit: dict[str, Any]) -> list[list[str]]:
-    """Return what is part of another part, or of another memory."""
-    rows = [["gradients, among temporaries", _gib(fit["gradients_bytes"])]]
-    if fit["host_bytes_per_device"]:
-        rows.append(["offloaded to the host, a device", _gib(fit["host_bytes_per_device"])])
-    return rows
-
-
-def _facts(fit: dict[str, Any]) -> list[str]:
-    trained = "all trained"
-    if fit["num_trained"] < fit["num_parameters"]:
-        trained = f"{fit['num_trained']:,} trained"
-    facts = [f"{fit['num_parameters']:,} parameters, {trained}"]
-    if fit["model_flops_per_step"] is not None:
-        facts.append(f"{fit['model_flops_per_step']:.3g} model FLOPs a step")
-    if fit["program_flops_per_device"] is not None:
-        kernels = sum(fit["kernel_runs_per_device"].values())
-        besides = f" and {kernels} runs of kernels" if kernels else ""
-        facts.append(f"{fit['program_flops_per_device']:.3g} FLOPs{besides} compiled for a device")
-    steps = fit["num_steps"]
-    facts.append("steps not known before preprocessing" if steps is None else f"{steps:,} steps")
-    facts.append(f"checkpoint {_gib(fit['checkpoint_bytes'])} GiB")
-    facts.append(f"planned in {fit['planning_cpu_seconds']:.0f} s of CPU time")
-    return facts
-
-
-def _step_time(fit: dict[str, Any]) -> str:
-    """Return the predicted time of a step and what follows from it, or why it is not known."""
-    time = fit["step_time"]
-    if time is None:
-        return f"not known: {fit['step_time_unknown']}"
-    least, most = (_seconds(time[key]) for key in ("least_seconds", "most_seconds"))
-    longest = sorted(time["parts_seconds"].items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{part} {_seconds(seconds)}" for part, seconds in longest)
-    facts = [f"{_seconds(time['seconds'])} ({least} to {most}): {parts}"]
-    per_second = time["tokens_per_second"] or time["rows_per_second"]
-    facts.append(f"{per_second:,.0f} {'tokens' if time['tokens_per_second'] else 'rows'}/s")
-    if time["all_steps_seconds"] is not None:
-        hours = f"{number(time['device_hours'])} GPU-hours"
-        facts.append(f"all steps {duration(time['all_steps_seconds'])}, {hours}")
-    return "; ".join(facts)
-
-
-def _print_traffic(traffic: Sequence[dict[str, Any]]) -> None:
-    """Print what is sent along each axis of the mesh, whether kernels hide its time or not."""
-    rows = [
-        [one["axes"], one["link"], _gib(one["bytes_per_device"]), _seconds(one["seconds"])]
-        for one in traffic
-    ]
-    if rows:
-        print(
-            columns(rows, ["SENT ALONG", "SLOWEST LINK", "GiB A DEVICE SENDS", "TIME ON THE LINK"])
-        )
-
-
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.3g} s"
-
-
-def _print_suggestions(fit: dict[str, Any]) -> None:
-    if not fit["suggestions"]:
+    print(f"\n--- {title_of(stage, fit)}: {verdict_of(fit)}")
+    memory, *others = tables_of(fit)
+    print(table_text(memory))
+    print("\n".join(f"{name}: {value}" for name, value in facts_of(fit)))
+    for table in others:
+        print(table_text(table))
+    fits_anything = fit["fits"] or any(one["fits"] for one in fit.get("candidates", ()))
+    if not fits_anything and not fit["suggestions"]:
         print("No setting that was tried fits: take more devices, or ones with more memory.")
-        return
-    rows = [
-        [" ".join(one["overrides"]), _gib(one["used_bytes"]), _seconds(one["step_seconds"])]
-        for one in fit["suggestions"]
-    ]
-    print(columns(rows, ["FITS WITH", "GiB", "STEP"]))
 
 
-def _print_candidates(candidates: Sequence[dict[str, Any]]) -> None:
-    rows = [
-        [
-            " ".join(one["overrides"]) or "as it is",
-            "" if one["used_bytes"] is None else _gib(one["used_bytes"]),
-            _seconds(one["step_seconds"]) if one["fits"] else "",
-            one["reason"],
-        ]
-        for one in candidates
-    ]
-    print(columns(rows, ["BEST FIRST", "GiB", "STEP", "WHY NOT"]))
-
-
-def print_targets(fits: Mapping[str | None, dict[str, dict[str, Any]]], loaded: Loaded) -> None:
-    """Print each training's best mesh on each of several targets, with its time and its cost."""
+def compare_on_targets(
+    fits: Mapping[str | None, dict[str, dict[str, Any]]], loaded: Loaded
+) -> dict[str, list[dict[str, Any]]]:
+    """Return each training's best mesh on each of several targets, with its time and its cost."""
     from redco_flow.orchestrate.run.fit import search_word
     from redco_flow.orchestrate.run.objectives import compare_targets
 
+    compared = {}
     for stage in dict.fromkeys(stage for found in fits.values() for stage in found):
-        print(f"\n--- {stage} on each target")
         on_each = {str(target): found[stage] for target, found in fits.items() if stage in found}
         objective = search_word(loaded.pipeline.stages[stage])
-        _print_devices(compare_targets(on_each, objective))
+        compared[stage] = compare_targets(on_each, objective)
+    return compared
 
 
-def _print_devices(devices: Sequence[dict[str, Any]]) -> None:
-    """Print a training's best mesh on each of several devices, the best first."""
-    header = ["DEVICES", "MESH", "STEP", "ALL STEPS", "GPU-HOURS", "START", "END", "WHY NOT"]
-    rows = [
-        [
-            one["target"],
-            one["mesh"],
-            _seconds(one["step_seconds"]),
-            duration(one["all_steps_seconds"]),
-            number(one["device_hours"]),
-            moment(one["expected_start"]) if one["expected_start"] else "",
-            moment(one["expected_end"]) if one["expected_end"] else "",
-            one["reason"],
-        ]
-        for one in devices
-    ]
-    shown = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    print(columns([[row[i] for i in shown] for row in rows], [header[i] for i in shown]))
+def print_targets(compared: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Print a table for each training: of `compare_on_targets`."""
+    from redco_flow.report.plan_page import devices_table
 
-
-def _gib(num_bytes: int) -> str:
-    gib = num_bytes / 2**30
-    return f"{gib:.2f}" if gib >= 1 else f"{gib:.3f}"
+    for stage, devices in compared.items():
+        print(f"\n--- {stage} on each target")
+        print(table_text(devices_table(devices)))

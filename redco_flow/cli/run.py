@@ -19,6 +19,7 @@ from redco_flow.cli.arguments import (
 )
 from redco_flow.cli.fit import (
     choose_settings,
+    compare_on_targets,
     exit_code_of_fits,
     find_fits,
     fits_of_run,
@@ -40,6 +41,7 @@ from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
@@ -132,13 +134,21 @@ def _add_plan(verbs: Verbs) -> argparse.ArgumentParser:
         action="store_true",
         help="with --fit: also look for the mesh and remat with which a training is fastest",
     )
+    plan.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="with --fit: also write the figures as an HTML page that opens offline",
+    )
     return plan
 
 
 def _plan(options: argparse.Namespace) -> int:
-    for name in ("target", "search"):
+    for name in ("target", "search", "html"):
         if getattr(options, name) and not options.fit:
             raise UsageError(f"--{name} is for --fit: without it, nothing is compiled.")
+    if options.html and not options.html.absolute().parent.is_dir():
+        raise UsageError(f"--html {options.html}: name a file in a folder that exists.")
     from redco_flow.orchestrate.run.objectives import ExpectedStarts
 
     # Without these options a plan starts nothing, and shows nothing that depends on a queue.
@@ -172,8 +182,15 @@ def _plan(options: argparse.Namespace) -> int:
             fits[target] = find_fits(loaded, target, starts, searches=options.search)
             for stage, fit in fits[target].items():
                 print_fit(stage, fit)
-        if len(targets) > 1:
-            print_targets(fits, loaded)
+    compared = compare_on_targets(fits, loaded) if len(targets) > 1 else {}
+    if not options.json:
+        print_targets(compared)
+    if options.html:
+        from redco_flow.report.plan_page import plan_page
+        from redco_flow.report.runs_page import write_page
+
+        page = plan_page(loaded.pipeline.name, fits, compared, utc_now())
+        sys.stderr.write(f"page: {write_page(page, options.html)}\n")
     # Of several targets, some devices that do are enough.
     return min(map(exit_code_of_fits, fits.values()), default=0)
 

@@ -107,6 +107,11 @@ def _left_out(count: int, what: str) -> list[str]:
     return [f"… {count} more {what} (--all shows them)"] if count else []
 
 
+def table_text(table: Table) -> str:
+    """Return one table, whole, as text."""
+    return _table_text(table, Footnotes(), 0, is_whole=True)
+
+
 def _table_text(table: Table, notes: Footnotes, width: int, is_whole: bool) -> str:
     shown = table.rows if is_whole or table.may_transpose else table.rows[:_MAX_ROWS]
     rows = [[_cell_text(cell, notes) for cell in row] for row in shown]

@@ -85,6 +85,17 @@ def size(num_bytes: int) -> str:
     return f"{amount:.1f}{THIN_SPACE}TiB"
 
 
+def gib(num_bytes: int) -> str:
+    """A number of bytes in GiB, without the unit: two decimals, three below 1."""
+    amount = num_bytes / 2**30
+    return f"{amount:.2f}" if amount >= 1 else f"{amount:.3f}"
+
+
+def step_seconds(seconds: float | None) -> str:
+    """0.01523 → "0.0152 s"; None → ""."""
+    return "" if seconds is None else f"{seconds:.3g} s"
+
+
 def moment(text: str | None) -> str:
     """An ISO time as "2026-01-31 12:00:00 UTC"; what is no time is given back as it is."""
     try:

@@ -54,7 +54,7 @@ class Table:
         caption: its content, in words.
         header: of every column.
         rows: as wide as the header.
-        names: headers that are names of the user's, such as metrics.
+        names: headers that the terminal shows unchanged: names of the user's, such as metrics.
         may_transpose: whether rows and columns may be exchanged to fit page or terminal.
         links: of a page that is served, from a cell's text to the page that it is about.
     """
@@ -128,7 +128,7 @@ class RunsPage:
     """A page about several runs.
 
     Args:
-        of: its kind: "sweep", "comparison", "history".
+        of: its kind: "sweep", "comparison", "history", "plan".
         title: such as a sweep's id.
         facts: (name, value), shown first; in the terminal last.
         built_at: when, as an ISO time.

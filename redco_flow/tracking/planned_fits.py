@@ -257,6 +257,19 @@ def like(recent: Sequence[FitComparison], fit: Mapping[str, Any]) -> list[FitCom
     return found[:_NUM_RECENT]
 
 
+def of_same_program(
+    recent: Sequence[FitComparison], fit: Mapping[str, Any]
+) -> FitComparison | None:
+    """Return the newest whose prediction has equal figures, for as many equal devices."""
+
+    def figures(one: Mapping[str, Any]) -> list[Any]:
+        time = one.get("step_time")
+        keys = ("device", "num_devices", "parts_bytes")
+        return [*map(one.get, keys), time and time["parts_seconds"]]
+
+    return next((one for one in recent if figures(one.fit) == figures(fit)), None)
+
+
 def _agree(facts: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Return whether the figures that two predictions were both computed with are equal."""
     return all(facts[name] == others[name] for name in facts.keys() & others.keys())

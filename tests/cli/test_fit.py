@@ -1,5 +1,6 @@
 """`plan --fit`: whether trainings fit devices that are not there, and settings that do."""
 
+import html
 import importlib.util
 import json
 import signal
@@ -355,7 +356,13 @@ def test_a_run_records_its_prediction_and_everything_shows_it_next_to_the_measur
     assert f"ok    predictions: {recent}; {run.id}/train: step time" in command(
         "doctor", "-p", "one.yaml"
     )
-    assert recent in command("plan", *words, "--fit").splitlines()
+    said = command("plan", *words, "--fit", "--search", "--html", "plan.html")
+    page = html.unescape((command.folder / "plan.html").read_text())
+    same = f"{run.id}/train: step time {1.25 * seconds:.3g} s, predicted {seconds:.3g} s (+25.0 %)"
+    for one in (said, page):
+        assert f"recent runs{': ' if one is said else '</th><td>'}{recent}" in one
+        assert same in one
+        assert all(" ".join(candidate["overrides"]) in one for candidate in fit["candidates"])
 
 
 @pytest.mark.parametrize(
