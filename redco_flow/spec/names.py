@@ -51,6 +51,11 @@ def nearest(given: str, known: Iterable[str]) -> str:
     return f"; did you mean '{matches[0]}'?" if matches else "."
 
 
+def quoted(names: Iterable[str]) -> str:
+    """Return names in quotes, joined by commas."""
+    return ", ".join(f"'{name}'" for name in names)
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names joined by commas, or "none"."""
     return ", ".join(names) or "none"

@@ -175,17 +175,25 @@ def problems_of(
 
 
 def _place_of(document: Document, path: KeyPath, details: list[ErrorDetails]) -> KeyPath:
-    """Return the path of the key whose name a section's check begins its message with, else `path`.
+    """Return the path of the key that a section's check names, else `path`.
 
-    `'data.dataset': there is no file` is a problem of that line, and not of the section's first.
+    `'data.dataset': there is no file` is a problem of that line, and not of the section's first; so
+    is `t5 config has no key 'dmodel'`, where only one key or value of the section is `dmodel`.
     """
-    found = _FIRST_NAME.match(_check_message(details))
+    message = _check_message(details)
+    found = _FIRST_NAME.match(message)
     words = tuple(found[1].split(".")) if found else ()
     for start in (path, ()):
         for length in range(len(words), 0, -1):
             place = (*start, *words[:length])
             if place[: len(path)] == path and document.has(place):
                 return place
+    below = [key for key in document.origins if key[: len(path)] == path != key]
+    for word in re.findall(r"'([^']+)'", message):
+        named = [key for key in below if key[-1] == word]
+        named = named or [key for key in below if document.get(key) == word]
+        if len(named) == 1:
+            return named[0]
     return path
 
 

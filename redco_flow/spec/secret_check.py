@@ -14,6 +14,7 @@ from redco_flow.spec.names import dotted
 from redco_flow.spec.secrets import hide_secrets, looks_secret_name, looks_secret_value
 
 _CURE = "name the environment variable in a key that ends in _env instead"
+_CURE_OF_ENV = "write the name of the environment variable that holds it"
 
 
 def secret_problems(document: Document) -> Iterator[Problem]:
@@ -34,7 +35,8 @@ def _problems(document: Document, value: Any, path: KeyPath) -> Iterator[Problem
             yield from _problems(document, child, (*path, index))
     elif isinstance(value, str) and looks_secret_value(value):
         name = hide_secrets(dotted(path))
-        message = f"the value of '{name}' looks like a secret, which is never stored; {_CURE}"
+        cure = _CURE_OF_ENV if str(path[-1]).lower().endswith("_env") else _CURE
+        message = f"the value of '{name}' looks like a secret, which is never stored; {cure}"
         yield document.origin(path).problem(message)
 
 

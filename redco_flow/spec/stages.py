@@ -98,7 +98,7 @@ def stage_kind_of(document: Document, stage: str) -> StageKind:
         if given:
             raise ValueError(f"stage '{stage}': {error}") from error
         raise ValueError(
-            f"stage '{stage}' has no 'kind', and its name is none: {error} Add `kind:` to it."
+            f"stage '{stage}' has no 'kind', and {error} Add `kind:` to it."
         ) from error
 
 
