@@ -117,7 +117,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="@last",
         metavar="RUN",
-        help="run id or a prefix of it; default: @last",
+        help="run id or a prefix of it; default: last, the last run",
     )
 
 

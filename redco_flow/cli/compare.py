@@ -41,7 +41,9 @@ def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     diff = verbs.add("diff", _diff)
     diff.add_argument("first", metavar="RUN", help="earlier run: id, its beginning or path")
-    diff.add_argument("second", nargs="?", default="@last", metavar="RUN", help="later run (@last)")
+    diff.add_argument(
+        "second", nargs="?", default="@last", metavar="RUN", help="later run (default: last)"
+    )
     diff.add_argument(
         "--resamples",
         type=int,

@@ -252,7 +252,13 @@ def register(verbs: Verbs) -> None:
     status.add_argument("--watch", action="store_true", help="follow the run until it ends")
     attach = verbs.add("attach", _attach)
     logs = verbs.add("logs", _logs)
-    logs.add_argument("run", nargs="?", default="@last", metavar="RUN[/STAGE]")
+    logs.add_argument(
+        "run",
+        nargs="?",
+        default="@last",
+        metavar="RUN[/STAGE]",
+        help="run id or a prefix of it, and one of its stages; default: last, the last run",
+    )
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the log until the run ends"
     )

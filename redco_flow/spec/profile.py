@@ -340,9 +340,9 @@ def _base_of(document: Document, extended: object, chain: Sequence[Path]) -> Pat
         return find_file("cluster_profiles", extended, beside=chain[-1].parent, left_out=chain)
     except UsageError as error:
         extending = ", which extends ".join(str(path) for path in chain)
-        raise ConfigError([origin.problem(f"extends: {error} (It may not be {extending}.)")]) from (
-            error
-        )
+        is_own = Path(extended).stem in [path.stem for path in chain]
+        hint = f" (It may not be {extending}.)" if is_own else ""
+        raise ConfigError([origin.problem(f"extends: {error}{hint}")]) from error
 
 
 def validated_profile(

@@ -287,6 +287,11 @@ def test_broken_files_are_refused_in_words(tmp_path, monkeypatch, numbers):
             "'max_length' would change nothing for recipe 'text_to_text'",
         ),
         (
+            "stages: {preprocess: {source_key: x}}",
+            "2:23",
+            "no key 'source_key': it is a key of 'data'",
+        ),
+        (
             "stages: {preprocess: {}}\ndata: {dataset: x, test_fraction: 0.95}",
             "3:20",
             "leaves no rows to train on",

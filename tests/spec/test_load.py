@@ -135,7 +135,7 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
     ("old", "new", "expected"),
     [
         ("learning_rate:", "lerning_rate:", "13:5: stage 'train' has no key 'lerning_rate'; did "
-         "you mean 'learning_rate'? Similar keys: learning_rate; all 14 are in `redco-flow "),
+         "you mean 'learning_rate'? Similar keys: learning_rate; all 14 are in the "),
         ("{last: 1,", "{lasst: 1,", "15:12: 'stages.train.keep' has no key 'lasst'; did you mean "
          "'last'? Known keys: best, last."),
         ("source_key:", "sauce_key:", "6:3: 'data' has no key 'sauce_key'; did you mean "

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _SHORT_OPTIONS = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
-    "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus",
-    "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution",
-    "N": "nodes", "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec",
-    "t": "time", "w": "nodelist", "x": "exclude",
+    "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile",
+    "G": "gpus", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters",
+    "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output", "p": "partition",
+    "q": "qos", "S": "core-spec", "t": "time", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 _ALL = frozenset({"node", "cpu", "mem", "gres/gpu"})
 # What is known only to Slurm where `options` have the name.

@@ -98,7 +98,7 @@ def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
     is_last = text in (_LAST, _LAST[1:])
     if not is_last and ("/" in text or not (workspace.runs / text / "run.json").is_file()):
         return None
-    run = find_run(workspace, _LAST if is_last else text)
+    run = find_run(workspace, text)
     results = run_results(workspace, run)
     used = {
         one: None
