@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -248,7 +249,7 @@ def load_profile(
     path = find_file("cluster_profiles", given)
     document, problems = _read_layers(path)
     document, more = _with_overrides(document, for_profile(overrides))
-    problems += more + list(secret_problems(document))
+    problems += more + list(secret_problems(document)) + _shell_variable_problems(document)
     # The pipeline's own references stand for what the pipeline says, not for what stands here.
     defaults = document.section(("defaults",))
     document, unreplaced = interpolate(document.without(("defaults",)), environ)
@@ -268,6 +269,22 @@ def load_profile(
     if defaults.values is not None:
         profile._written_defaults = defaults
     return profile
+
+
+def _shell_variable_problems(document: Document) -> list[Problem]:
+    """Report `$NAME` in paths and variables, which no shell reads."""
+    environment = document.get(("environment",))
+    keys: list[KeyPath] = [("workspace",)]
+    keys += [("environment", key) for key in (environment if isinstance(environment, dict) else ())]
+    found = [(key, re.search(r"\$([A-Za-z_]\w*)", str(document.get(key)))) for key in keys]
+    return [
+        document.origin(key).problem(
+            f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is written "
+            f"${{env:{name[1]}}}"
+        )
+        for key, name in found
+        if name
+    ]
 
 
 def load_own_profile(given: str | Path, overrides: Sequence[str] = ()) -> Profile:
