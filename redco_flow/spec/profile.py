@@ -23,7 +23,7 @@ from pydantic import (
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.local_paths import expanded
 from redco_flow.spec.devices import DeviceFacts
-from redco_flow.spec.document import Document, KeyPath, Origin, written_at
+from redco_flow.spec.document import Document, KeyPath, Origin, leaves, written_at
 from redco_flow.spec.executor import executor_config, executor_problem, known_executors
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import interpolate
@@ -272,19 +272,18 @@ def load_profile(
 
 
 def _shell_variable_problems(document: Document) -> list[Problem]:
-    """Report `$NAME` in paths and variables, which no shell reads."""
-    environment = document.get(("environment",))
-    keys: list[KeyPath] = [("workspace",)]
-    keys += [("environment", key) for key in (environment if isinstance(environment, dict) else ())]
-    found = [(key, re.search(r"\$([A-Za-z_]\w*)", str(document.get(key)))) for key in keys]
-    return [
-        document.origin(key).problem(
-            f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is written "
-            f"${{env:{name[1]}}}"
-        )
-        for key, name in found
-        if name
-    ]
+    """Report `$NAME` where no shell reads it: everywhere but in lines of `setup`."""
+    problems = []
+    for key in leaves(document.without(("defaults",)).values):
+        name = re.search(r"\$([A-Za-z_]\w*)", str(document.get(key)))
+        if name and key[-1] != "setup":
+            problems.append(
+                document.origin(key).problem(
+                    f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is "
+                    f"written ${{env:{name[1]}}}"
+                )
+            )
+    return problems
 
 
 def load_own_profile(given: str | Path, overrides: Sequence[str] = ()) -> Profile:

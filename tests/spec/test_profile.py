@@ -156,11 +156,12 @@ def test_a_launcher_that_cannot_be_had_is_a_mistake_with_its_line(write, text, l
 
 
 def test_a_shell_variable_is_a_mistake_where_no_shell_reads_it(write):
-    text = "workspace: /scratch/$USER/ws\nenvironment: {HF_HOME: '$SCRATCH/hf', FLAGS: '$${x}'}"
+    text = "workspace: /scratch/$USER/ws\nenvironment: {HF_HOME: '$SCRATCH/hf', FLAGS: '$${x}'}\n"
+    text += "slurm:\n  setup: ['export A=$HOME']\n  container: [apptainer, exec, $SCRATCH/i.sif]"
     with pytest.raises(ConfigError) as caught:
         load_profile(write(text, "p.yaml"))
 
-    assert [problem.line for problem in caught.value.problems] == [1, 2]
+    assert [problem.line for problem in caught.value.problems] == [1, 2, 5]
     assert "'workspace': $USER is not replaced" in caught.value.problems[0].message
     assert "written ${env:SCRATCH}" in caught.value.problems[1].message
 
