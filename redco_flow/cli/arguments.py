@@ -110,6 +110,13 @@ def add_checkpoint(parser: argparse.ArgumentParser, *, or_published: bool = Fals
     )
 
 
+def positive(text: str) -> int:
+    """Read an option's whole number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """RUN: which run is meant."""
     parser.add_argument(
@@ -117,7 +124,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="@last",
         metavar="RUN",
-        help="run id or a prefix of it; default: @last",
+        help="run id or a prefix of it; default: last, the last run",
     )
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
+from redco_flow.cli.arguments import Verbs, add_json, add_workspace, positive, workspace_path
 from redco_flow.cli.text import columns, duration, number, short_id, size
 from redco_flow.records import moment
 from redco_flow.tracking.aliases import AliasStore, artifact_id_of
@@ -118,7 +118,11 @@ def register(verbs: Verbs) -> None:
     artifacts = verbs.add("artifacts", _artifacts)
     artifacts.add_argument("--kind", help="dataset, checkpoint, predictions or metrics")
     artifacts.add_argument(
-        "-n", "--last", type=int, metavar="N", help=f"how many ({_NUM_LISTED}; all with --json)"
+        "-n",
+        "--last",
+        type=positive,
+        metavar="N",
+        help=f"how many ({_NUM_LISTED}; all with --json)",
     )
     why = verbs.add("why", _why)
     why.add_argument(

@@ -18,6 +18,7 @@ from redco_flow.cli.arguments import (
     add_json,
     add_run,
     add_workspace,
+    positive,
     workspace_path,
 )
 from redco_flow.cli.text import page_text
@@ -41,7 +42,9 @@ def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     diff = verbs.add("diff", _diff)
     diff.add_argument("first", metavar="RUN", help="earlier run: id, its beginning or path")
-    diff.add_argument("second", nargs="?", default="@last", metavar="RUN", help="later run (@last)")
+    diff.add_argument(
+        "second", nargs="?", default="@last", metavar="RUN", help="later run (default: last)"
+    )
     diff.add_argument(
         "--resamples",
         type=int,
@@ -58,7 +61,7 @@ def register(verbs: Verbs) -> None:
         "--metric", action="append", default=[], metavar="NAME", help="metric (the first three)"
     )
     history.add_argument(
-        "-n", "--last", type=int, default=20, metavar="N", help="number of runs (20)"
+        "-n", "--last", type=positive, default=20, metavar="N", help="number of runs (20)"
     )
     for verb in (diff, compare, history):
         add_html(verb)
@@ -178,8 +181,9 @@ def _runs_of(workspace: Workspace, name: str) -> list[RunDirectory]:
     if found:
         return found
     known = list(dict.fromkeys(map(_pipeline_of, reversed(runs))))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:10]
-    hint = f"; there are runs of {', '.join(near)}" if near else ""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
+    some = list(dict.fromkeys([*near, *known]))[:10]
+    hint = f"; there are runs of {', '.join(some)}" if some else ""
     raise UsageError(f"no run of a pipeline {name!r} in {workspace.root}{hint}.")
 
 

@@ -32,7 +32,7 @@ def register(verbs: Verbs) -> None:
     usage = verbs.add("du", _du)
     remove = verbs.add("rm", _remove)
     remove.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run or sweep: its id or a prefix of it, @last"
+        "runs", nargs="+", metavar="RUN", help="run or sweep: its id or a prefix of it, or last"
     )
     collect = verbs.add("gc", _collect)
     collect.add_argument(

@@ -148,7 +148,7 @@ def _named(workspace: Workspace, text: str) -> tuple[list[Artifact], list[StageR
     store = ArtifactStore(workspace)
     if "/" in text or is_alias(text) or store.is_prefix(text):
         return [find_checkpoint(workspace, text)], []
-    run = find_run(workspace, "@last" if text == "last" else text)
+    run = find_run(workspace, text)
     results = list(run_results(workspace, run).values())
     ids = dict.fromkeys(one for result in results for one in result.outputs.values())
     found = [artifact for one in ids if (artifact := store.find(one)) is not None]

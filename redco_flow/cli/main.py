@@ -92,7 +92,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse that suggests the nearest verb or option."""
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}\n  {self.prog} --help lists what it takes.\n")
+        sys.stderr.write(f"{self.prog}: {message}\n  `{self.prog} --help` lists the options.\n")
         raise SystemExit(2)
 
 
@@ -152,7 +152,7 @@ def _take_overrides(parser: argparse.ArgumentParser, extras: list[str]) -> list[
     """The words argparse left over: settings, or a mistake."""
     unknown = [word for word in extras if word.startswith("-") or not _is_setting(word)]
     if unknown:
-        parser.error(f"unknown argument {unknown[0]!r}; a setting is written key=value")
+        parser.error(f"unknown argument {unknown[0]!r}; a setting is written key=value, without --")
     return extras
 
 
@@ -171,6 +171,7 @@ def run_command(words: Sequence[str]) -> int:
     _refuse_unprintable_words(parser, words)
     _refuse_unknown_verb(parser, words[0])
     options, extras = parser.parse_known_args(words)
+    parser.prog = f"redco-flow {words[0]}"
     if "--ssh" in extras:
         here = ", ".join((*SUBMITTING, *ON_LOGIN_NODE))
         parser.error(f"{words[0]} does not run over SSH; these do: {here}")

@@ -164,6 +164,7 @@ def _plan(options: argparse.Namespace) -> int:
         more["fit"] = fits[targets[0]] if len(targets) == 1 else fits
     if not options.fit:
         loaded = choose_settings(loaded, compiles=False, starts=starts).say()
+    _check_ahead(options, loaded)
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
@@ -195,6 +196,15 @@ def _plan(options: argparse.Namespace) -> int:
     return min(map(exit_code_of_fits, fits.values()), default=0)
 
 
+def _check_ahead(options: argparse.Namespace, loaded: Loaded) -> None:
+    """Refuse a run ahead that cannot be one, as `run` does before it starts."""
+    from redco_flow.orchestrate.run.rendering import rendered_submissions
+
+    if options.ahead:
+        given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, os.environ)
+        dict(rendered_submissions(*given, ahead=True))
+
+
 def _print_plan(
     planned: Loaded | PlannedPoint, replaced: list[str], *, as_json: bool, **more: Any
 ) -> None:
@@ -222,10 +232,13 @@ def _print_plan(
 def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.objectives import ExpectedStarts
     from redco_flow.orchestrate.run.start import spawn, write_run
+    from redco_flow.tracking.workspace import check_name
 
     if options.launcher:
         options.overrides = [*options.overrides, f"profile.launcher={options.launcher}"]
     loader = Loader(options, only_reads=options.dry_run)
+    if options.run_id:
+        check_name(options.run_id, "run's id")
     is_sweep = bool(options.sweep or options.points)
     only_one = (("--run-id", options.run_id), ("--if-new", options.if_new), ("--fit", options.fit))
     for name, value in only_one:
@@ -246,6 +259,7 @@ def _run(options: argparse.Namespace) -> int:
     loaded = loader.load()
     if options.dry_run:
         loaded = choose_settings(loaded, compiles=False).say()
+        _check_ahead(options, loaded)
         _print_plan(loaded, loader.replaced, as_json=options.json)
         return 0
     identity = loaded.identity if options.if_new else ""

@@ -219,28 +219,27 @@ def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
 
 def _section(options: argparse.Namespace, document: Document) -> ScheduleSection:
     """Return the file's block with the command line's options over it, checked."""
-    from pydantic import ValidationError
-
-    from redco_flow.spec.document import COMMAND_LINE
+    from redco_flow.spec.document import COMMAND_LINE, Document, written_at
+    from redco_flow.spec.problems import raise_if_any, validated
     from redco_flow.spec.schedule import ScheduleSection
 
-    written = document.get(("schedule",))
-    block = written if isinstance(written, dict) else {}
-    times = {key: getattr(options, key) for key in ("cron", "every", "rrule")}
-    kept = {k: v for k, v in block.items() if not (any(times.values()) and k in times)}
-    others = ("name", "timezone", "overlap", "missed", "retries")
-    said = times | {key: getattr(options, key) for key in others}
-    given = {key: value for key, value in said.items() if value is not None}
-    try:
-        return ScheduleSection(**(kept | given))
-    except ValidationError as error:
-        problems = []
-        for one in error.errors():  # one without a key is about when it fires
-            key = str((*one["loc"], *(key for key in times if key in kept | given), "")[0])
-            place = COMMAND_LINE if key in given else document.origin(("schedule", key))
-            name = f"schedule.{key}" if key else "schedule"
-            problems.append(place.problem(f"'{name}': {one['msg']}"))
-        raise ConfigError(problems) from None
+    block = document.section(("schedule",))
+    times = ("cron", "every", "rrule")
+    keys = (*times, "name", "timezone", "overlap", "missed", "retries")
+    options_given = {key: value for key in keys if (value := getattr(options, key)) is not None}
+    if not isinstance(block.values, dict):
+        block = Document({})
+    if options_given.keys() & set(times):
+        for key in times:
+            block = block.without((key,))
+    section, problems = validated(
+        ScheduleSection,
+        block.merged(written_at(options_given, COMMAND_LINE)),
+        full_path=lambda path: ("schedule", *path),
+    )
+    raise_if_any(problems)
+    assert section is not None
+    return section
 
 
 def _profile_word(profile: str) -> str:

@@ -9,7 +9,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, workspace_path
+from redco_flow.cli.arguments import (
+    Verbs,
+    add_json,
+    add_run,
+    add_workspace,
+    positive,
+    workspace_path,
+)
 from redco_flow.cli.logs import follow_logs, print_logs, stage_names
 from redco_flow.cli.sweep import attend_sweep, read_sweep_view, sweep_text
 from redco_flow.cli.text import columns, duration, number, short_id, size
@@ -243,7 +250,7 @@ def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     listing = verbs.add("ls", _list)
     listing.add_argument(
-        "-n", "--last", type=int, default=20, metavar="N", help="number of runs (20)"
+        "-n", "--last", type=positive, default=20, metavar="N", help="number of runs (20)"
     )
     listing.add_argument(
         "--size", action="store_true", help="also the disk space of records, artifacts and work"
@@ -252,11 +259,19 @@ def register(verbs: Verbs) -> None:
     status.add_argument("--watch", action="store_true", help="follow the run until it ends")
     attach = verbs.add("attach", _attach)
     logs = verbs.add("logs", _logs)
-    logs.add_argument("run", nargs="?", default="@last", metavar="RUN[/STAGE]")
+    logs.add_argument(
+        "run",
+        nargs="?",
+        default="@last",
+        metavar="RUN[/STAGE]",
+        help="run id or a prefix of it, and one of its stages; default: last, the last run",
+    )
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the log until the run ends"
     )
-    logs.add_argument("-n", "--last", type=int, default=None, metavar="N", help="the last N lines")
+    logs.add_argument(
+        "-n", "--last", type=positive, default=None, metavar="N", help="the last N lines"
+    )
     logs.add_argument("--rank", type=int, help="process, or task of an array (default: the first)")
     for parser in (status, attach):
         add_run(parser)

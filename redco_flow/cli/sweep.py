@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from redco_flow.cli.arguments import positive
 from redco_flow.cli.fit import choose_settings, refuse_unfit
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.text import columns, duration, number
@@ -263,7 +264,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--num-samples",
-        type=_positive,
+        type=positive,
         default=0,
         metavar="N",
         help="draws from the distributions of --sweep; with --sampler tpe: points",
@@ -291,7 +292,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-parallel",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="concurrent runs of the sweep (default: the profile's max_parallel_stages)",
     )
@@ -303,7 +304,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--min-steps",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="with --stop-early: steps after which trainings are first compared",
     )
@@ -322,16 +323,9 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
 def _factor(text: str) -> int:
-    if (number := int(text)) < 2:
-        raise ValueError(text)
+    if (number := positive(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 1")
     return number
 
 

@@ -30,7 +30,7 @@ def register(verbs: Verbs) -> None:
     """Declare the verb."""
     ui = verbs.add("ui", _ui)
     ui.add_argument(
-        "run", nargs="?", metavar="RUN", help="link to the page of this run or sweep; @last"
+        "run", nargs="?", metavar="RUN", help="link to the page of this run or sweep; or last"
     )
     ui.add_argument(
         "--port", type=int, metavar="N", help=f"port of the page; 0 takes a free one ({PORT})"

@@ -22,6 +22,7 @@ from typing import NoReturn
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.redaction import redact_text
 from redco_flow.records import explain_no_space, write_json
+from redco_flow.spec.names import user_line
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.file_lock import release_all
@@ -78,6 +79,9 @@ def report_error(attempt: AttemptDirectory, error: BaseException) -> None:
     secrets = secret_values(os.environ)
     text = "".join(traceback.format_exception(error))
     message = _message(error)
+    is_ours = type(error).__module__.startswith("redco_flow.")
+    if not is_ours and (line := user_line(error)):
+        message += f" (at {line})"
     if isinstance(error, OSError):
         message += _explain_full(attempt, error)
     record = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -150,6 +151,9 @@ def missing_file(file: str, what: str = "file") -> str:
         return f"{shown_path(file)} is not a {what}"
     if glob.has_magic(file):
         return f"no file matches {shown_path(file)}"
+    if variable := re.search(r"\$\{?(\w+)", file):
+        hint = f"an environment variable is written ${{env:{variable[1]}}}"
+        return f"there is no {what} {shown_path(file)}; {hint}"
     return f"there is no {what} {shown_path(file)}{_where(path)}"
 
 

@@ -51,6 +51,11 @@ def nearest(given: str, known: Iterable[str]) -> str:
     return f"; did you mean '{matches[0]}'?" if matches else "."
 
 
+def quoted(names: Iterable[str]) -> str:
+    """Return names in quotes, joined by commas."""
+    return ", ".join(f"'{name}'" for name in names)
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names joined by commas, or "none"."""
     return ", ".join(names) or "none"
@@ -89,10 +94,15 @@ def failure(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     frames = _frames_outside(error)
-    installed = (f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}", f"{_PACKAGE}{os.sep}")
-    # The user's own line rather than that of the library which it calls.
-    own = [frame for frame in frames if not frame.filename.startswith(installed)] or frames
-    return f" at {own[-1].filename}:{own[-1].lineno}{said}" if own else said
+    own = user_line(error) or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+    return f" at {own}{said}" if own else said
+
+
+def user_line(error: BaseException) -> str:
+    """Return FILE:LINE of the innermost call in the user's own code, or "" if there is none."""
+    installed = (f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}", f"{_PACKAGE}{os.sep}", "<")
+    own = [one for one in _frames_outside(error) if not one.filename.startswith(installed)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def find_module(package: str, name: str) -> str | None:

@@ -26,6 +26,7 @@ from redco_flow.spec.model import (
     Text,
     absolute_template,
 )
+from redco_flow.spec.names import quoted
 from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.raw_data import CsvDialect, OnBadRow, SplitNames
 from redco_flow.spec.schedule import ScheduleSection
@@ -217,8 +218,19 @@ class DataSection(StrictModel):
         useless = [name for name in _OF_PAIRS if getattr(self, name) != defaults[name]]
         if useless:
             raise ValueError(
-                f"'text_key' says that rows are plain texts, and {', '.join(useless)} belong to "
-                "pairs of source and target; give one or the other"
+                f"'text_key' is for rows that are plain texts, and {quoted(useless)} for pairs of "
+                "source and target; remove one or the other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_rows_to_train_on(self) -> DataSection:
+        validation = self.validation_fraction if self.validation is None else 0
+        test = self.test_fraction if self.test is None else 0
+        if validation + test >= 1:
+            raise ValueError(
+                f"'validation_fraction' and 'test_fraction' are {validation:g} and {test:g}, which "
+                "leaves no rows to train on; their sum must be below 1"
             )
         return self
 

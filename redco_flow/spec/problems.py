@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from redco_flow.errors import ConfigError, Problem
 from redco_flow.spec.document import Document, KeyPath, is_inside
 from redco_flow.spec.model import NAME_PATTERN, StrictModel, known_keys
-from redco_flow.spec.names import dotted, listed, nearest, shown
+from redco_flow.spec.names import dotted, listed, nearest, quoted, shown
 from redco_flow.spec.other_names import own_name, own_value
 from redco_flow.spec.secrets import hide_secrets, looks_secret_name
 
@@ -159,8 +159,9 @@ def problems_of(
             known = (known_keys(model, path[:-1]) or set()) | (extra_keys or {}).get(
                 path[:-1], set()
             )
+            inner = {key: known_keys(model, (*path[:-1], key)) or set() for key in known}
             problem = document.origin(path).problem(
-                unknown_key(full[:-1], str(path[-1]), known, document.get(path), root)
+                unknown_key(full[:-1], str(path[-1]), known, document.get(path), root, inner)
             )
         elif kind == "missing":
             message = f"{subject(full[:-1], root)} needs the key '{path[-1]}'"
@@ -175,17 +176,25 @@ def problems_of(
 
 
 def _place_of(document: Document, path: KeyPath, details: list[ErrorDetails]) -> KeyPath:
-    """Return the path of the key whose name a section's check begins its message with, else `path`.
+    """Return the path of the key that a section's check names, else `path`.
 
-    `'data.dataset': there is no file` is a problem of that line, and not of the section's first.
+    `'data.dataset': there is no file` is a problem of that line, and not of the section's first; so
+    is `t5 config has no key 'dmodel'`, where only one key or value of the section is `dmodel`.
     """
-    found = _FIRST_NAME.match(_check_message(details))
+    message = _check_message(details)
+    found = _FIRST_NAME.match(message)
     words = tuple(found[1].split(".")) if found else ()
     for start in (path, ()):
         for length in range(len(words), 0, -1):
             place = (*start, *words[:length])
             if place[: len(path)] == path and document.has(place):
                 return place
+    below = [key for key in document.origins if key[: len(path)] == path != key]
+    for word in re.findall(r"'([^']+)'", message):
+        named = [key for key in below if key[-1] == word]
+        named = named or [key for key in below if document.get(key) == word]
+        if len(named) == 1:
+            return named[0]
     return path
 
 
@@ -201,7 +210,12 @@ _MAX_SIMILAR = 6
 
 
 def unknown_key(
-    owner: KeyPath, key: str, known: Collection[str], value: Any = None, root: str = "the pipeline"
+    owner: KeyPath,
+    key: str,
+    known: Collection[str],
+    value: Any = None,
+    root: str = "the pipeline",
+    inner: Mapping[str, Collection[str]] | None = None,
 ) -> str:
     """Return the message for a key that the section at `owner` does not have.
 
@@ -209,10 +223,13 @@ def unknown_key(
         known: the keys that it has.
         value: what was given.
         root: what messages call the document itself.
+        inner: the keys of each of its sections, in one of which the key may belong.
     """
     message = f"{subject(owner, root)} has no key {shown(key)}"
     if own := own_name(key, owner, known, value):
         return f"{message}: {own}."
+    if sections := sorted(name for name, keys in (inner or {}).items() if key in keys):
+        return f"{message}: it is a key of {quoted(sections)}."
     return f"{message}{nearest(key, known)} {similar_keys(key, known)}"
 
 
@@ -222,7 +239,8 @@ def similar_keys(key: str, known: Collection[str]) -> str:
         return f"Known keys: {listed(sorted(known))}."
     similar = difflib.get_close_matches(key, sorted(known), n=_MAX_SIMILAR, cutoff=0.4)
     some = f"Similar keys: {listed(similar)}; all" if similar else "All"
-    return f"{some} {len(known)} are in `redco-flow schema` and the reference."
+    printed = "`redco-flow schema` (for a profile, `redco-flow profile`)"
+    return f"{some} {len(known)} are in the reference and {printed}."
 
 
 def subject(path: KeyPath, root: str = "the pipeline") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +23,7 @@ from pydantic import (
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.local_paths import expanded
 from redco_flow.spec.devices import DeviceFacts
-from redco_flow.spec.document import Document, KeyPath, Origin, written_at
+from redco_flow.spec.document import Document, KeyPath, Origin, leaves, written_at
 from redco_flow.spec.executor import executor_config, executor_problem, known_executors
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import interpolate
@@ -248,7 +249,7 @@ def load_profile(
     path = find_file("cluster_profiles", given)
     document, problems = _read_layers(path)
     document, more = _with_overrides(document, for_profile(overrides))
-    problems += more + list(secret_problems(document))
+    problems += more + list(secret_problems(document)) + _shell_variable_problems(document)
     # The pipeline's own references stand for what the pipeline says, not for what stands here.
     defaults = document.section(("defaults",))
     document, unreplaced = interpolate(document.without(("defaults",)), environ)
@@ -268,6 +269,21 @@ def load_profile(
     if defaults.values is not None:
         profile._written_defaults = defaults
     return profile
+
+
+def _shell_variable_problems(document: Document) -> list[Problem]:
+    """Report `$NAME` where no shell reads it: everywhere but in lines of `setup`."""
+    problems = []
+    for key in leaves(document.without(("defaults",)).values):
+        name = re.search(r"\$([A-Za-z_]\w*)", str(document.get(key)))
+        if name and key[-1] != "setup":
+            problems.append(
+                document.origin(key).problem(
+                    f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is "
+                    f"written ${{env:{name[1]}}}"
+                )
+            )
+    return problems
 
 
 def load_own_profile(given: str | Path, overrides: Sequence[str] = ()) -> Profile:
@@ -340,9 +356,9 @@ def _base_of(document: Document, extended: object, chain: Sequence[Path]) -> Pat
         return find_file("cluster_profiles", extended, beside=chain[-1].parent, left_out=chain)
     except UsageError as error:
         extending = ", which extends ".join(str(path) for path in chain)
-        raise ConfigError([origin.problem(f"extends: {error} (It may not be {extending}.)")]) from (
-            error
-        )
+        is_own = Path(extended).stem in [path.stem for path in chain]
+        hint = f" (It may not be {extending}.)" if is_own else ""
+        raise ConfigError([origin.problem(f"extends: {error}{hint}")]) from error
 
 
 def validated_profile(

@@ -159,7 +159,7 @@ def interval_of(text: str) -> timedelta:
     """
     found = _INTERVAL.fullmatch(text.strip())
     if found is None or not found[1].strip("0"):
-        raise ValueError(f"{text!r} is no interval; write 90s, 30m, 6h, 1d or 2w")
+        raise ValueError(f"{text!r} is not an interval; write 90s, 30m, 6h, 1d or 2w")
     try:
         return timedelta(**{_UNITS[found[2]]: int(found[1])})
     except (OverflowError, ValueError):  # ValueError: a number of too many digits
@@ -204,7 +204,7 @@ def _checked_cron(text: str) -> str:
     try:
         next(CronSim(text, datetime.now(UTC)))
     except CronSimError as error:
-        raise ValueError(f"{text!r} is no cron expression: {error}") from error
+        raise ValueError(f"{text!r} is not a cron expression: {error}") from error
     except StopIteration:
         raise ValueError(f"{text!r} has no date within the next 50 years") from None
     return text
@@ -214,7 +214,9 @@ def _checked_timezone(text: str) -> str:
     try:
         ZoneInfo(text)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(f"{text!r} is no time zone; write one as Europe/Berlin or UTC") from error
+        raise ValueError(
+            f"{text!r} is not a time zone; write one as Europe/Berlin or UTC"
+        ) from error
     return text
 
 

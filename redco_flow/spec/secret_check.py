@@ -14,6 +14,11 @@ from redco_flow.spec.names import dotted
 from redco_flow.spec.secrets import hide_secrets, looks_secret_name, looks_secret_value
 
 _CURE = "name the environment variable in a key that ends in _env instead"
+_CURE_OF_ENVIRONMENT = (
+    "set it in the shell that starts the run instead (for hosts, name it in "
+    "hosts.forward_environment)"
+)
+_CURE_OF_ENV = "write the name of the environment variable that holds it"
 
 
 def secret_problems(document: Document) -> Iterator[Problem]:
@@ -24,7 +29,8 @@ def secret_problems(document: Document) -> Iterator[Problem]:
 def _problems(document: Document, value: Any, path: KeyPath) -> Iterator[Problem]:
     if path and _is_secret_key(path, value):
         name = hide_secrets(dotted(path))
-        message = f"'{name}' looks like a secret, which is never stored; {_CURE}"
+        cure = _CURE_OF_ENVIRONMENT if "environment" in path[:-1] else _CURE
+        message = f"'{name}' looks like a secret, which is never stored; {cure}"
         yield document.origin(path).problem(message)
     elif isinstance(value, dict):
         for key, child in value.items():
@@ -34,7 +40,8 @@ def _problems(document: Document, value: Any, path: KeyPath) -> Iterator[Problem
             yield from _problems(document, child, (*path, index))
     elif isinstance(value, str) and looks_secret_value(value):
         name = hide_secrets(dotted(path))
-        message = f"the value of '{name}' looks like a secret, which is never stored; {_CURE}"
+        cure = _CURE_OF_ENV if str(path[-1]).lower().endswith("_env") else _CURE
+        message = f"the value of '{name}' looks like a secret, which is never stored; {cure}"
         yield document.origin(path).problem(message)
 
 

@@ -98,7 +98,7 @@ def stage_kind_of(document: Document, stage: str) -> StageKind:
         if given:
             raise ValueError(f"stage '{stage}': {error}") from error
         raise ValueError(
-            f"stage '{stage}' has no 'kind', and its name is none: {error} Add `kind:` to it."
+            f"stage '{stage}' has no 'kind', and {error} Add `kind:` to it."
         ) from error
 
 
@@ -371,6 +371,7 @@ def with_overrides(document: Document, overrides: Sequence[str]) -> Overridden:
     """Lay the overrides over a document, in their order."""
     problems: list[Problem] = []
     notes: list[str] = []
+    given: set[TextPath] = set()
     for text in for_pipeline(overrides):
         override, more = read_override(text)
         problems += more
@@ -383,6 +384,12 @@ def with_overrides(document: Document, overrides: Sequence[str]) -> Overridden:
             continue
         for path in paths:
             document = apply_override(document, override, path)
+            if path in given:
+                notes.append(
+                    f"note: '{'.'.join(path)}' is given more than once on the command line; the "
+                    "last value counts"
+                )
+            given.add(path)
         if len(paths) > 1:
             what = "deletes" if override.is_deletion else "sets"
             notes.append(f"'{override.key}' {what} {', '.join(map('.'.join, paths))}")

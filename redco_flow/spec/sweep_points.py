@@ -75,7 +75,7 @@ class Distribution:
         lowest, highest = float(low), float(high)
         if not -math.inf < lowest < highest < math.inf or (kind == "loguniform" and lowest <= 0):
             raise ValueError(
-                "the bounds are two finite numbers, the lower one first; of loguniform above 0"
+                "give two finite numbers, the lower one first, and for loguniform above 0"
             )
         return cls("uniform" if kind == "uniform" else "loguniform", lowest, highest)
 
@@ -177,7 +177,7 @@ def read_points(
     drawn = {key: one for key, one in settings.items() if isinstance(one, Distribution)}
     listed = {key: one for key, one in settings.items() if isinstance(one, list)}
     axes = [[f"{key}={value}" for value in values] for key, values in listed.items()]
-    if bool(drawn) != bool(samples.number):
+    if not problems and bool(drawn) != bool(samples.number):
         what = "needs --num-samples N" if drawn else "has no distribution for --num-samples"
         problems.append(_problem(f"{what}, as in --sweep 'KEY=loguniform(1e-5, 1e-3)'"))
     if problems:

@@ -154,6 +154,8 @@ class PromotionCandidate:
         if rival is not None:
             return self._against_alias(condition, rival)
         if name == self.name:  # the first of its name has none to be better than
+            if evaluations_of(self.workspace, self.checkpoint.id):  # a misspelt score is refused
+                self._evaluations(condition.key, self.checkpoint.id, "the checkpoint")
             return {"condition": str(condition), "than": str(name), "is_first": True}
         raise UsageError(
             f"'{condition}': nothing was promoted as {name}; `redco-flow aliases` lists what "

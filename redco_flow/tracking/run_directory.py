@@ -378,7 +378,7 @@ def list_damaged(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def find_run(workspace: Workspace, text: str) -> RunDirectory:
-    """Return the run that `text` names: an id, its beginning, a short id, `@last` or a path.
+    """Return the run that `text` names: an id, its beginning, a short id, `last` or a path.
 
     Raises:
         UsageError: none or several fit; lists the candidates.
@@ -393,7 +393,7 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
             f"no runs in {workspace.root}; start one with `redco-flow run PIPELINE`, or name "
             f"another workspace."
         )
-    if text == "@last":
+    if text in ("last", "@last"):
         return list_runs(workspace)[0]
     fitting = [
         run for run in ids if run.startswith(text) or run.rpartition("-")[2].startswith(text)
@@ -402,7 +402,7 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
         return RunDirectory(workspace.runs / fitting[0])
     if text and fitting:
         raise UsageError(f"{text!r} fits {len(fitting)} runs: {_some(fitting)}. Add letters.")
-    raise UsageError(f"no run {text!r} in {workspace.root}; there are @last, {_nearest(text, ids)}")
+    raise UsageError(f"no run {text!r} in {workspace.root}; there are last, {_nearest(text, ids)}")
 
 
 def is_damaged(run: RunDirectory) -> bool:

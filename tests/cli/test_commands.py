@@ -290,7 +290,8 @@ def test_a_pipeline_that_is_not_there_is_named(command):
 
 
 def test_a_run_ahead_where_nothing_queues_is_refused_with_what_to_do(command):
-    error = command("run", "sums.yaml", "--ahead", code=2)
+    error = command("plan", "sums.yaml", "--ahead", code=2)
+    assert command("run", "sums.yaml", "--ahead", code=2) == error
 
     assert "executor 'local' of profile 'local' cannot have jobs wait for each other" in error
     assert "leave --ahead out" in error

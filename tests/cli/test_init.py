@@ -383,6 +383,7 @@ def test_a_pipeline_for_data_is_written_here_where_no_directory_is_named(here, c
         (["out", "--data", "few.csv"], "3 rows are too few"),
         (["out", "--data", "bad.csv"], "9 of the first 60 rows are bad, the first"),
         (["out", "--data", "texts.csv", "--model", ""], "--model is empty"),
+        (["out", "--data", "texts.csv", "--model", "./none"], "there is no directory './none'"),
         (["out", "--data", "texts.csv", "--columns", ""], "texts.csv has no column ''"),
         (["out", "--data", "texts.csv", "--columns", "text,text"], "names a column twice"),
         (["texts.csv", "--data", "texts.csv"], "these exist, nothing was written: texts.csv"),

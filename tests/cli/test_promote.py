@@ -83,6 +83,16 @@ def test_the_first_of_a_name_has_none_to_be_better_than(shop, say, names):
     assert names() == first.id
 
 
+def test_a_score_that_the_checkpoint_lacks_is_refused_for_the_first_of_a_name_too(shop, say, names):
+    first = shop.checkpoint("first")
+    shop.evaluation(first, right(100))
+
+    code, _, err = say("promote", first.id, "--as", "production", "--if", "exactmatch > production")
+
+    assert code == 1
+    assert "has no score 'exactmatch'" in err
+
+
 def test_what_is_clearly_better_is_promoted_and_the_history_says_by_what(shop, say, names):
     first, second = shop.checkpoint("first"), shop.checkpoint("second")
     ours, theirs = right(150), right(100)

@@ -145,7 +145,7 @@ def test_a_schedule_is_deleted_while_its_rule_keeps_the_server_from_answering(se
 
 def test_mistakes_are_told_before_anything_is_made(served):
     said = served("schedule", "add", "weekly.yaml", "--cron", "0 25 * * 1", code=2)
-    assert "'0 25 * * 1' is no cron expression" in said
+    assert "'0 25 * * 1' is not a cron expression" in said
     (served.folder / "wrong.yaml").write_text(PIPELINE.replace("0 3 * * 1", "0 3 * *"))
     said = served("plan", "wrong.yaml", code=2)
     assert "wrong.yaml:2" in said

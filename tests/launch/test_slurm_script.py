@@ -297,8 +297,24 @@ def test_short_options_are_checked_as_their_long_forms():
         '--constraint="a100&nvlink"',
         "--hold",
     ]
-    with pytest.raises(ValidationError, match="recognised by its own name"):
-        Config(options=["-J mine"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": ["-J mine"]}, "--job-name: a job is recognised by its own name"),
+        ({"options": ["--exclusive --arr=0-3"]}, "--array: the stage would run once in each task"),
+        ({"options": ["-D /tmp"]}, "--chdir: a job runs in the directory of its attempt"),
+        ({"options": ["-o x.log"]}, "--output: `redco-flow logs`"),
+        ({"options": ["-W"]}, "--wait: each submission would wait"),
+        ({"partition": "gpu", "options": ["-p cpu"]}, r"slurm.partition \(gpu\) are both given"),
+    ],
+)
+def test_options_that_would_break_a_job_are_refused(settings, message):
+    assert Config(options=["--wait-all-nodes=1", "--partition=cpu"]).options
+
+    with pytest.raises(ValidationError, match=message):
+        Config(**settings)
 
 
 def test_a_job_exports_the_profiles_variables_and_address_and_none_of_the_shells(tmp_path):

@@ -255,7 +255,7 @@ def test_a_wrong_password_is_told_and_not_shown(failed, mail_server):
         ({}, "give one of webhook_env, slack_env and email"),
         ({"no_run_for": "1d", "email": {"to": ["a@b"]}}, "which sends no e-mail from here"),
         ({"no_run_for": "5s", "slack_env": "S"}, "'no_run_for' is at least 10s"),
-        ({"no_run_for": "often", "slack_env": "S"}, "'often' is no interval"),
+        ({"no_run_for": "often", "slack_env": "S"}, "'often' is not an interval"),
         ({"email": {"to": ["a@b, c@d"]}}, "is not one e-mail address"),
         ({"email": {"to": ["a@b\nBcc: c@d"]}}, "is not one e-mail address"),
         ({"email": {"to": ["a@b"], "user": "me"}}, "give 'user' and 'password_env', or neither"),

@@ -309,6 +309,8 @@ def test_from_leaves_the_earlier_stages_alone(runs, publish):
 def test_from_is_refused_while_an_earlier_result_is_missing(runs):
     with pytest.raises(UsageError, match=r"needs the result of stage 'preprocess'.*first run"):
         runs.plan(TWO_STAGES, from_stage="train")
+    with pytest.raises(UsageError, match="leave no stage: 'preprocess' does not need"):
+        runs.plan(TWO_STAGES, from_stage="train", until_stage="preprocess")
 
 
 def test_an_unknown_stage_is_refused_with_the_known_ones(runs):

@@ -88,7 +88,8 @@ def test_a_failed_stage_reports_job_log_and_last_lines_and_its_followers_are_ski
     assert (outcome.state, outcome.exit_code) == ("failed", StageFailed.exit_code)
     assert stages["train-small"]["job_id"] in message
     assert str(log) in message
-    assert "RuntimeError: the sum does not converge" in message
+    assert "RuntimeError: the sum does not converge (at " in message
+    assert "orchestrate_kinds/total.py:39)" in message
     assert driven.states() | {"train-small": "failed"} == {
         "preprocess": "completed",
         "train-small": "failed",

@@ -268,8 +268,8 @@ def test_broken_files_are_refused_in_words(tmp_path, monkeypatch, numbers):
 @pytest.mark.parametrize(
     ("change", "place", "words"),
     [
-        ("stages: {evaluate: {metrics: ['.inf']}}", "2:21", "no metric's name"),
-        ("stages: {train: {}}\nmodel: {family: '.nan'}", "3:1", "no model family '.nan'"),
+        ("stages: {evaluate: {metrics: ['.inf']}}", "2:31", "no metric's name"),
+        ("stages: {train: {}}\nmodel: {family: '.nan'}", "3:9", "no model family '.nan'"),
         (
             "stages: {train: {}}\nmodel: {config: {dropout_rate: null}}",
             "3:1",
@@ -278,8 +278,29 @@ def test_broken_files_are_refused_in_words(tmp_path, monkeypatch, numbers):
         ("stages: {train: {}}\nmodel: {config: {feed_forward_proj: 3}}", "3:1", "must be text"),
         (
             "stages: {train: {}}\nmodel: {config: {remat: full, activations: {mlp_inn: keep}}}",
-            "3:1",
+            "3:45",
             "did you mean 'mlp_in'? known names: layer_input",
+        ),
+        (
+            "data: {dataset: x}\nstages: {preprocess: {max_length: 9}}",
+            "3:23",
+            "'max_length' would change nothing for recipe 'text_to_text'",
+        ),
+        (
+            "stages: {preprocess: {source_key: x}}",
+            "2:23",
+            "no key 'source_key': it is a key of 'data'",
+        ),
+        (
+            "stages: {preprocess: {}}\ndata: {dataset: x, test_fraction: 0.95}",
+            "3:20",
+            "leaves no rows to train on",
+        ),
+        (
+            "stages: {preprocess: {}}\nnotify: {slack_env: 'https://hooks.slack.com/services/"
+            "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX'}",
+            "3:10",
+            "write the name of the environment variable",
         ),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_date_is_this_machines_where_the_environment_gives_none():
     [
         ("${date:}", {}, "write ${date:%Y-%m-%d}, or ${date:%Y-%m-%d,-1d} for the day before"),
         ("${date:today}", {}, "write ${date:%Y-%m-%d}, or"),
-        ("${date:%d,-1 day}", {}, "'1 day' is no interval; write 90s, 30m, 6h, 1d or 2w"),
+        ("${date:%d,-1 day}", {}, "'1 day' is not an interval; write 90s, 30m, 6h, 1d or 2w"),
         ("${date:%d,-9999999d}", {}, "date value out of range"),
         ("${date:%d}", {"REDCO_FLOW_DATE": "Monday"}, "REDCO_FLOW_DATE is no date: write 2026-"),
     ],

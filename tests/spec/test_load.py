@@ -135,7 +135,7 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
     ("old", "new", "expected"),
     [
         ("learning_rate:", "lerning_rate:", "13:5: stage 'train' has no key 'lerning_rate'; did "
-         "you mean 'learning_rate'? Similar keys: learning_rate; all 14 are in `redco-flow "),
+         "you mean 'learning_rate'? Similar keys: learning_rate; all 14 are in the "),
         ("{last: 1,", "{lasst: 1,", "15:12: 'stages.train.keep' has no key 'lasst'; did you mean "
          "'last'? Known keys: best, last."),
         ("source_key:", "sauce_key:", "6:3: 'data' has no key 'sauce_key'; did you mean "
@@ -301,7 +301,10 @@ def test_the_document_is_json_and_says_every_default(load, chain):
         ("name: x\nstages: {}", "2:1: 'stages' must not be empty"),
         ("name: x\nstages:\n  a: 3", "3:3: 'stages.a' must be a mapping of keys to values, not 3"),
         ("name: x\nstages:\n  a: {kind: 3}", "3:7: 'stages.a.kind' must be text, not 3"),
-        ("name: x\nstages:\n  trane: {}", "3:3: stage 'trane' has no 'kind', and its name is none"),
+        (
+            "name: x\nstages:\n  trane: {}",
+            "3:3: stage 'trane' has no 'kind', and there is no stage",
+        ),
         ("name: x\nstages:\n  a: {kind: os.path}", "3:7: stage 'a': stage kind 'os.path'"),
         ("name: x\nstages:\n  a: {kind: no.such}", "3:7: stage 'a': there is no stage kind"),
         ("name: x\nstages:\n  a: {kind: '$(touch X)'}", "3:7: stage 'a': there is no stage kind"),

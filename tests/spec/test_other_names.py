@@ -114,5 +114,7 @@ def test_of_many_known_keys_only_similar_ones_are_listed(tmp_path):
 
     assert message.startswith("stage 'train' has no key 'lerning_rate'; did you mean "
                               "'learning_rate'? Similar keys: learning_rate, ")  # fmt: skip
-    assert message.endswith("are in `redco-flow schema` and the reference.")
+    assert message.endswith(
+        "are in the reference and `redco-flow schema` (for a profile, `redco-flow profile`)."
+    )
     assert len(message) < 300

@@ -105,13 +105,12 @@ def test_a_full_name_sets_one_of_several_stages_and_says_nothing(load, chain):
 
 
 def test_a_later_override_wins_and_a_deletion_gives_the_default(load, chain):
-    config = (
-        load(chain, "num_epochs=3", "num_epochs=4", "~keep.best", "checkpoint=last")
-        .stages["train"]
-        .config
-    )
+    overrides = ["num_epochs=3", "train.num_epochs=4", "~keep.best", "checkpoint=last"]
+    pipeline = load(chain, *overrides)
+    config = pipeline.stages["train"].config
 
     assert config.num_epochs == 4
+    assert "'stages.train.num_epochs' is given more than once" in pipeline.notes[0]
     assert config.keep.best == []
 
 

@@ -155,6 +155,17 @@ def test_a_launcher_that_cannot_be_had_is_a_mistake_with_its_line(write, text, l
     assert said in problem.message
 
 
+def test_a_shell_variable_is_a_mistake_where_no_shell_reads_it(write):
+    text = "workspace: /scratch/$USER/ws\nenvironment: {HF_HOME: '$SCRATCH/hf', FLAGS: '$${x}'}\n"
+    text += "slurm:\n  setup: ['export A=$HOME']\n  container: [apptainer, exec, $SCRATCH/i.sif]"
+    with pytest.raises(ConfigError) as caught:
+        load_profile(write(text, "p.yaml"))
+
+    assert [problem.line for problem in caught.value.problems] == [1, 2, 5]
+    assert "'workspace': $USER is not replaced" in caught.value.problems[0].message
+    assert "written ${env:SCRATCH}" in caught.value.problems[1].message
+
+
 def test_a_profile_that_is_not_there_is_a_usage_error_with_the_nearest_name():
     with pytest.raises(UsageError, match="did you mean 'local'"):
         load_profile("locla")

@@ -236,9 +236,9 @@ def test_the_template_and_its_values_travel_with_the_dataset(bench, tmp_path):
         ({"data": {"chat_template": "zephyr"}}, "there is no chat template 'zephyr': give"),
         ({"data": {"chat_template": "/own.jinja"}}, "a trained tokenizer has the special tokens"),
         ({"data": {"format": "alpaca", "messages_key": "x"}}, "rows of format 'alpaca' have none"),
-        ({"max_source_length": 9}, "max_source_length would change nothing for recipe 'chat'"),
-        ({"recipe": "text_to_text", "max_length": 9}, "max_length would change nothing"),
-        ({"recipe": "text_to_text", "data": {"format": "alpaca"}}, "use recipe chat"),
+        ({"max_source_length": 9}, "'max_source_length' would change nothing for recipe 'chat'"),
+        ({"recipe": "text_to_text", "max_length": 9}, "'max_length' would change nothing"),
+        ({"recipe": "text_to_text", "data": {"format": "alpaca"}}, "in recipe chat alone"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_when_they_are_read(tmp_path, settings, message):

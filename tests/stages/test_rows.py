@@ -308,7 +308,7 @@ def test_what_a_recipe_has_not_is_refused_with_its_line(load):
         "takes rows as they are, whose widths are not known",
         "num_beams would change nothing",
         "brings its own model",
-        "max_source_length would change nothing",
+        "'max_source_length' would change nothing",
     ):
         assert expected in said
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _SHORT_OPTIONS = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
-    "c": "cpus-per-task", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus",
-    "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution",
-    "N": "nodes", "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec",
-    "t": "time", "w": "nodelist", "x": "exclude",
+    "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile",
+    "G": "gpus", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters",
+    "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output", "p": "partition",
+    "q": "qos", "S": "core-spec", "t": "time", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 _ALL = frozenset({"node", "cpu", "mem", "gres/gpu"})
 # What is known only to Slurm where `options` have the name.
@@ -57,7 +57,23 @@ _DECIDES = {
 }  # fmt: skip
 _CONCERN_LIMITS = ("time", "partition", "account", "qos", "clusters", *_DECIDES)
 _MIN_SECONDS_OF_LAUNCHER = 300  # until its warning, which Slurm may send a minute earlier
-_SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe"}
+_SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe", "W": "wait"}
+_REFUSED = {
+    "job-name": "a job is recognised by its own name: remove it (--comment can hold a text for "
+    "people)",
+    "array": "the stage would run once in each task: remove it (num_shards of preprocess makes an "
+    "array)",
+    "chdir": "a job runs in the directory of its attempt: remove it",
+    **dict.fromkeys(
+        ("output", "error"),
+        "`redco-flow logs` and the run's records need the job's own log: remove it",
+    ),
+    "signal": "slurm.warning_seconds chooses when a job is warned of its end: remove it",
+    "test-only": "no job would be submitted: remove it (`redco-flow doctor` tests the options)",
+    "wait": "each submission would wait for the end of its job: remove it",
+    "wrap": "it would take the place of the job's script: remove it",
+}
+"""Options that would break a job, and why; sbatch takes their abbreviations, too."""
 
 
 def _option(text: str) -> str:
@@ -87,10 +103,9 @@ SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,
 
 def _sbatch_option(text: str) -> str:
     option = _option(text)
-    if option.startswith("--job-n"):
-        raise ValueError(
-            "a job is recognised by its own name: remove it (--comment can hold a text for people)"
-        )
+    for word in re.findall(r"(?:^|\s)--([\w-]{3,})", option):
+        if name := next((name for name in _REFUSED if name.startswith(word)), None):
+            raise ValueError(f"--{name}: {_REFUSED[name]}")
     return option
 
 
@@ -180,6 +195,17 @@ class Config(ExecutorConfig):
     memory_option: Literal["mem", "mem-per-cpu", "mem-per-gpu"] = "mem"
     omit_nodes: bool = False
     launcher: LauncherConfig = LauncherConfig()
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: list[str], info: ValidationInfo) -> list[str]:
+        for name in ("partition", "account", "qos", "reservation", "constraint"):
+            given = next((one for one in options if re.match(rf"--{name}\b", one)), None)
+            if given and info.data.get(name) is not None:
+                raise ValueError(
+                    f"{given} and slurm.{name} ({info.data[name]}) are both given: remove one"
+                )
+        return options
 
     @field_validator("launcher")
     @classmethod

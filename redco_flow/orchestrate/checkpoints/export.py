@@ -61,7 +61,7 @@ def find_checkpoint(workspace: Workspace, text: str, *, default: str = "") -> Ar
     path = Path(text)
     if (path / "manifest.json").is_file() or (path.parent / "manifest.json").is_file():
         text = path.name if (path / "manifest.json").is_file() else path.absolute().parent.name
-    target = _of_run(workspace, text, default) or _target(workspace, text)
+    target = _of_run(workspace, text, default) or _target(workspace, text, default)
     if isinstance(target, ResultTarget):
         target = store.get(_checkpoint_of(target, default))
     found = target
@@ -74,16 +74,22 @@ def find_checkpoint(workspace: Workspace, text: str, *, default: str = "") -> Ar
     return found
 
 
-def _target(workspace: Workspace, text: str) -> Artifact | ResultTarget:
+def _target(workspace: Workspace, text: str, default: str) -> Artifact | ResultTarget:
     try:
         return find_target(workspace, text)
     except UsageError as error:
         if "/" in text or is_alias(text):
             raise
-        raise UsageError(
-            f"no artifact, run or stage of the last run is called {text!r}; `redco-flow artifacts "
-            f"--kind checkpoint` lists the checkpoints. {error}"
-        ) from error
+        try:
+            run = find_run(workspace, text)
+        except UsageError:
+            raise UsageError(
+                f"no artifact, run or stage of the last run is called {text!r}; `redco-flow "
+                f"artifacts --kind checkpoint` lists the checkpoints. {error}"
+            ) from error
+        found = _of_run(workspace, run.id, default)
+        assert found is not None
+        return found
 
 
 def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
@@ -98,7 +104,7 @@ def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
     is_last = text in (_LAST, _LAST[1:])
     if not is_last and ("/" in text or not (workspace.runs / text / "run.json").is_file()):
         return None
-    run = find_run(workspace, _LAST if is_last else text)
+    run = find_run(workspace, text)
     results = run_results(workspace, run)
     used = {
         one: None

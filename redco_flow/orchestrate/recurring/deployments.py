@@ -239,7 +239,7 @@ def _problem_of(key: str, rule: str, timezone: str) -> str:
     try:
         ScheduleSection.from_json({key: rule, "timezone": timezone})
     except ValidationError as error:
-        return str(error.errors()[0]["msg"])
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     return ""
 
 

@@ -198,12 +198,16 @@ def make_plan(
         sources: code and data as they are now, shared with other plans; None means this plan's own.
 
     Raises:
-        UsageError: an option names no stage, or `from_stage` needs a result that is not there.
+        UsageError: an option names no stage, `from_stage` needs a result that is not there, or
+            no stage is left.
     """
-    for option, names in (("--from", [from_stage]), ("--until", [until_stage]), ("--force", force)):
-        for name in names:
-            _check_stage(resolved, option, name)
+    _check_stages(resolved, {"--from": [from_stage], "--until": [until_stage], "--force": force})
     window = _window(resolved, from_stage, until_stage)
+    if not window:
+        raise UsageError(
+            f"--from {from_stage} and --until {until_stage} leave no stage: '{until_stage}' does "
+            f"not need the result of '{from_stage}'."
+        )
     needed = _ancestors(resolved, window)
     sources = sources or Sources()
     planned: dict[str, StagePlan] = {}
@@ -322,9 +326,15 @@ def _descendants(resolved: ResolvedPipeline, name: str) -> frozenset[str]:
     return frozenset(found - {name})
 
 
-def _check_stage(resolved: ResolvedPipeline, option: str, name: str | None) -> None:
-    if name is not None and name not in resolved.stages:
+def _check_stages(resolved: ResolvedPipeline, options: Mapping[str, Sequence[str | None]]) -> None:
+    wrong = [
+        f"{option} {name}"
+        for option, names in options.items()
+        for name in names
+        if name is not None and name not in resolved.stages
+    ]
+    if wrong:
         raise UsageError(
-            f"{option} {name}: pipeline '{resolved.name}' has no stage '{name}'; its stages: "
+            f"{', '.join(wrong)}: pipeline '{resolved.name}' has no such stage; its stages: "
             f"{', '.join(resolved.stages)}."
         )

@@ -260,7 +260,8 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False, launcher: str = "
         wanted = (State.FAILED, *stopped)
         if not any(stage["state"] in wanted for stage in state["stages"].values()):
             raise UsageError(
-                f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
+                f"run {run.id} is {state['state']}: no stage of it failed"
+                f"{'.' if only_failed else ', was cancelled or stopped early.'}"
             )
         refuse_to_start_over(run)
         _reopen(run, launcher)

@@ -174,8 +174,8 @@ class Conversant:
         record = self._checkpoint.record
         if not shares_model(record.recipe, _RECIPE):
             raise ArtifactError(
-                f"the checkpoint is of recipe '{record.recipe}', which does not converse: that do "
-                "those of chat, preference and language_modeling."
+                f"the checkpoint is of recipe '{record.recipe}', which does not converse; recipes "
+                "chat, preference and language_modeling do."
             )
         self._tokenizer = self._checkpoint.tokenizer
         self._template, self._lacks_template = None, ""

@@ -29,7 +29,7 @@ from redco_flow.spec.model import (
     Scalar,
     Text,
 )
-from redco_flow.spec.names import nearest
+from redco_flow.spec.names import nearest, quoted
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, NamedFiles, StageConfig
@@ -134,7 +134,7 @@ class Config(StageConfig):
         given = [name for name in names if getattr(self, name) != fields[name].default]
         if given:
             raise ValueError(
-                f"{', '.join(given)} would change nothing for recipe '{self.recipe}': {why}"
+                f"{quoted(given)} would change nothing for recipe '{self.recipe}': {why}"
             )
         return self
 
@@ -143,7 +143,7 @@ class Config(StageConfig):
         if self.truncation_side is None:
             return self
         if self.data.text_key is not None:
-            raise ValueError("plain texts have no source, and truncation_side would change nothing")
+            raise ValueError("'truncation_side' would change nothing: plain texts have no source")
         recipe = self._declared
         if recipe and not (
             isinstance(recipe, TextRecipe)
@@ -151,8 +151,8 @@ class Config(StageConfig):
             and not recipe.takes_conversations
         ):
             raise ValueError(
-                f"recipe '{self.recipe}' cuts no source texts, and truncation_side would change "
-                "nothing"
+                f"'truncation_side' would change nothing: recipe '{self.recipe}' cuts no source "
+                "texts"
             )
         return self
 
@@ -163,18 +163,18 @@ class Config(StageConfig):
         given = [name for name in lengths if getattr(self, name) != fields[name].default]
         if given and recipe and recipe.is_of_rows:
             raise ValueError(
-                f"recipe '{self.recipe}' takes rows as they are, and {', '.join(given)} would "
-                "change nothing"
+                f"{quoted(given)} would change nothing: recipe '{self.recipe}' takes rows as they "
+                "are"
             )
         if "max_source_length" in given and self.data.text_key is not None:
             raise ValueError(
-                "plain texts (data.text_key) have no source, and max_source_length would change "
-                "nothing; their pieces have max_target_length tokens"
+                "'max_source_length' would change nothing: plain texts (data.text_key) have no "
+                "source; their pieces have max_target_length tokens"
             )
         if "max_target_length" in given and recipe and not recipe.makes_texts:
             raise ValueError(
-                f"the targets of recipe '{self.recipe}' are no texts, and max_target_length would "
-                "change nothing"
+                f"'max_target_length' would change nothing: the targets of recipe '{self.recipe}' "
+                "are not texts"
             )
         return self
 
@@ -204,8 +204,8 @@ def problem_of_rows(data: DataSection, recipe: RowsRecipe) -> str | None:
     useless = [key for key in _changed(data, (*_OF_TEXTS, *_OF_CHATS)) if key not in used]
     if useless:
         return (
-            f"recipe '{recipe.name}' takes rows as they are, and {', '.join(useless)} would change "
-            "nothing; which column is which say data.columns."
+            f"{quoted(useless)} would change nothing: recipe '{recipe.name}' takes rows as they "
+            "are. Name their columns in data.columns."
         )
     names = recipe.columns
     for key in data.columns:
@@ -231,7 +231,7 @@ def problem_of_texts(data: DataSection, recipe: TextRecipe) -> str | None:
     if recipe.takes_conversations:
         return problem_of_chats(data)
     if given := _changed(data, _OF_CHATS):
-        return f"{', '.join(given)}: they are of conversations: use recipe chat."
+        return f"{quoted(given)} would change nothing: rows are conversations in recipe chat alone."
     if data.columns:
         return (
             "'data.columns' are of recipes of rows; of texts data.source_key and data.target_key."

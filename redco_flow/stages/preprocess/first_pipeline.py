@@ -13,9 +13,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from redco_flow.errors import UsageError
+from redco_flow.hub import is_hub_name
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.starters import LENGTH, Starter, starters
+from redco_flow.spec.data_files import missing_file
 from redco_flow.spec.interpolation import escape
 from redco_flow.spec.names import listed, nearest, shown, shown_path
 from redco_flow.stages.preprocess.recognition import (
@@ -179,6 +181,8 @@ def _model(starter: Starter, given: str | None, num_gpus: int) -> tuple[str, flo
     if is_folder(folder := expanded(given)):
         num_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         return str(folder.absolute()), num_bytes / 2e9
+    if not is_hub_name(given):
+        raise UsageError(f"--model: {missing_file(given, 'directory')}")
     size = _BILLIONS.search(given.rpartition("/")[2])
     return given, published.get(given) or float(size[1] if size else 0.0)
 
