@@ -13,7 +13,6 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
