@@ -7,6 +7,7 @@ the caller reports it, with the place where the path was written.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -28,3 +29,26 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """Whether there is a folder."""
     return os.path.isdir(path)  # noqa: PTH112
+
+
+def files_below(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return all files below a folder, those behind links to other folders too, sorted."""
+    return sorted(map(Path, _files_below(os.fspath(folder), frozenset())))
+
+
+def _files_below(folder: str, above: frozenset[str]) -> Iterator[str]:
+    """Yield files, but not again those of a folder that a link leads back to, or of a locked one.
+
+    Args:
+        above: the real paths of the folders on the way.
+    """
+    real = os.path.realpath(folder)
+    try:
+        entries = list(os.scandir(folder)) if real not in above else []
+    except PermissionError:
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield from _files_below(entry.path, above | {real})
+        elif entry.is_file():
+            yield entry.path

@@ -28,7 +28,7 @@ class StageFacts:
     Args:
         name: in the pipeline.
         entry: its entry in state.json.
-        attempts: of this run, first to last; a reused stage has none.
+        attempts: of this run, first to last; those of a reused stage made no result.
         result: its result, computed by this run or by an earlier one.
         maker: the attempt that made the result, where that is another run's.
     """
@@ -119,10 +119,11 @@ def read_stages(
 
 def logging_attempts(stage: StageFacts) -> tuple[tuple[AttemptDirectory, ...], str]:
     """Return the attempts that logged for a stage, and the run they are of if not of this one."""
-    if stage.maker is None or any(attempt.metrics_path.is_file() for attempt in stage.attempts):
+    of_maker = stage.maker.attempts if stage.maker is not None else ()
+    logged = tuple(one for one in of_maker if one.metrics_path.is_file())
+    if stage.maker is None or not (logged or not stage.attempts):
         return stage.attempts, ""
-    attempts = stage.maker.attempts
-    return tuple(one for one in attempts if one.metrics_path.is_file()), stage.maker.run.id
+    return logged, stage.maker.run.id
 
 
 def judged_state(state: dict[str, Any], stages: dict[str, StageFacts]) -> str:

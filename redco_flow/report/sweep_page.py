@@ -149,7 +149,8 @@ def _spread(group: Sequence[SweptRun], name: str, best: float | None) -> Cell:
         return Cell("–", is_number=True)
     spread = f" ± {stdev(values):.2g}" if len(values) > 1 else ""
     text = f"{score(float(mean(values)))}{spread}"
-    return Cell(text, is_number=True, mark="best" if mean(values) == best else "")
+    note = f"{len(values)} seeds" if len(values) < len(group) else ""
+    return Cell(text, is_number=True, note=note, mark="best" if mean(values) == best else "")
 
 
 def _scatters(points: Sequence[SweptRun], metrics: Sequence[str]) -> Iterator[Figure]:

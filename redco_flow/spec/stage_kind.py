@@ -20,7 +20,8 @@ one module with all of it, whose top level must then be light:
     def input_problems(config, given): ...      # optional: (path in Config, message) of inputs that
                                                 # its settings need or have no use for; `given` are
                                                 # the slots that the pipeline says
-    def data_files(config): ...                 # optional: raw data files to digest
+    def data_files(config): ...                 # optional: raw data files to digest; else those
+                                                # of DataFile, DataFiles and DataFolder fields
     def named_files(config, workspace): ...     # optional: data file -> the files that its rows
                                                 # name -> NamedFile; the Workspace has a cache
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
@@ -69,8 +70,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from redco_flow.local_paths import files_below, is_file, is_folder
+from redco_flow.spec.data_files import as_list
 from redco_flow.spec.hub_reference import HubReference
-from redco_flow.spec.model import Name, Placement, StrictModel, Text
+from redco_flow.spec.model import ContentOf, Name, Placement, StrictModel, Text, marked
 from redco_flow.spec.names import (
     dotted_name_advice,
     find_module,
@@ -181,6 +184,16 @@ def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
     shared = import_named(f"{STAGES_PACKAGE}.data.hub_references")
     references: Iterable[HubReference] = shared.hub_references(config)
     return references
+
+
+def _named_data(config: StageConfig) -> list[Path]:
+    """The files of the fields of which `settings` keep the names alone."""
+    found: list[Path] = []
+    for _, value in marked(config, ContentOf):
+        texts = value.values() if isinstance(value, dict) else as_list(value)
+        for path in map(Path, texts):
+            found += files_below(path) if is_folder(path) else [path] * is_file(path)
+    return found
 
 
 def _no_metrics(*_: Any) -> dict[str, str]:
@@ -303,7 +316,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         code_modules=getattr(module, "code_modules", lambda config: []),
         code_files=getattr(module, "code_files", lambda config: {}),
         input_problems=getattr(module, "input_problems", lambda config, given: ()),
-        data_files=getattr(module, "data_files", lambda config: []),
+        data_files=getattr(module, "data_files", _named_data),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
         hub_references=getattr(module, "hub_references", _hub_references_of_sections),

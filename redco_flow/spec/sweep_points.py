@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from redco_flow.errors import ConfigError, Problem
 from redco_flow.spec.document import COMMAND_LINE
@@ -244,6 +244,7 @@ def _read_rows(path: Path) -> tuple[list[Point], list[Problem]]:
 
 def _csv_rows(text: str) -> Iterator[tuple[int, Point]]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    _different([(key.strip(), "") for key in reader.fieldnames or ()])
     for row in reader:
         if None in row or None in row.values():
             raise ValueError(f"line {reader.line_num} has not as many cells as the first line")
@@ -254,10 +255,24 @@ def _json_rows(text: str) -> Iterator[tuple[int, Point]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_different)
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is no JSON object")
-        yield number, tuple(f"{key}={json.dumps(value)}" for key, value in row.items())
+        yield number, tuple(f"{key}={_json(value)}" for key, value in row.items())
+
+
+def _different(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as a mapping; refuse a key of which only the last value would count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"{shown(twice)} is given twice")
+    return found
+
+
+def _json(value: Any) -> str:
+    # YAML has no escapes for characters beyond 16 bits that JSON writes as two halves.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _problems(text: str, axis: Sequence[str]) -> Iterator[Problem]:

@@ -1,8 +1,8 @@
 """The code that a result depends on: digests of the sources that modules import; git's state.
 
-Follows import statements through the source, within the given modules' own packages, without
-importing any of it; other packages count by their versions. Imports made at run
-time by name are invisible here: a stage names those in `code_modules`.
+Follows import statements through the source, into every module that is not installed, without
+importing any of it. Imports made at run time by name are invisible here: a stage names those in
+`code_modules`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -226,15 +225,16 @@ _NO_PART_OF_RESULTS = frozenset(
         "worker",
     )
 )
-_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
+_SUFFIXES = (*EXTENSION_SUFFIXES, ".py")  # in the order in which Python looks for them
 
 
 def module_digests(modules: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of every source file the modules import, by dotted name, sorted.
 
-    Followed are imports of redco_flow, of the modules' own top-level packages, and of modules
-    that lie beside those (unless installed). `from package import name` takes the submodule,
-    if there is one, and every `__init__.py` on the way.
+    Followed are imports of redco_flow, of the modules' own top-level packages and of modules that
+    are not installed, wherever they are found; of what redco_flow imports, its own modules.
+    `from package import name` takes the submodule, if there is one, and every `__init__.py` on
+    the way.
 
     Raises:
         UsageError: a given module does not exist, or a source file is not Python.
@@ -281,8 +281,6 @@ def read_script(script: Path) -> ScriptCode:
     """
     closure = _Closure(folder=script.parent)
     closure.top_level[_SCRIPT] = script
-    closure.beside += [Path(one) for one in map(os.path.abspath, sys.path) if Path(one).is_dir()]
-    closure.beside = [one for one in closure.beside if not _is_installed(one / "module")]
     closure.pending.append(_SCRIPT)
     closure.follow()
     files, modules = {}, []
@@ -321,17 +319,14 @@ class _Closure:
     files: dict[str, Path | None] = field(default_factory=dict)
     pending: list[str] = field(default_factory=list)
     top_level: dict[str, Path | None] = field(default_factory=dict)  # name → file or folder
-    beside: list[Path] = field(default_factory=list)  # folders whose modules are the user's own
     own: set[str] = field(default_factory=lambda: {_SCRIPT})  # top-level modules in `folder`
     entries: dict[str, frozenset[str] | None] = field(default_factory=dict)  # of each folder
 
     def add_root(self, module: str) -> None:
         """Begin at this module; its top-level package is followed from now on."""
-        root = module.partition(".")[0]
+        root = _root(module)
         if root not in self.top_level:
-            location = self.top_level[root] = _top_level(root)
-            if location is not None and not _is_installed(location):
-                self.beside.append(location.parent)
+            self.top_level[root] = _top_level(root)
         if _file(self.top_level[root], module) is None:
             raise UsageError(
                 f"module {module!r} cannot be found; looked along PYTHONPATH and in the current "
@@ -351,8 +346,10 @@ class _Closure:
         if module in self.imports or _is_left_out(module):
             return
         imports = self.imports[module] = self._read(module)
+        is_ours = _root(module) == _OURS
         for imported in imports.taken:
-            self.pending.extend(self._modules(imported.module, imported.name))
+            if not is_ours or _root(imported.module) == _OURS:
+                self.pending.extend(self._modules(imported.module, imported.name))
 
     def _read(self, module: str) -> Imports:
         """Digest one file and return what it imports."""
@@ -362,8 +359,11 @@ class _Closure:
         source = file.read_bytes()
         if module != _OURS:
             self.digests[module] = hashlib.sha256(source).hexdigest()
-        if file.suffix != ".py":
-            return Imports()
+        if file.suffix != ".py":  # compiled, perhaps from a file of its name
+            file = file.with_name(f"{file.name.partition('.')[0]}.py")
+            if not file.is_file():
+                return Imports()
+            source = file.read_bytes()
         try:
             return read_imports(source, module, is_package=file.name == "__init__.py")
         except (SyntaxError, ValueError) as error:
@@ -408,14 +408,14 @@ class _Closure:
         )
 
     def _is_namespace(self, module: str) -> bool:
-        location = self._location(module.partition(".")[0])
+        location = self._location(_root(module))
         if location is None or not self._may_be_there(location, module):
             return False
         return location.joinpath(*module.split(".")[1:]).is_dir()
 
     def _find(self, module: str) -> Path | None:
         if module not in self.files:
-            location = self._location(module.partition(".")[0])
+            location = self._location(_root(module))
             is_there = location is not None and self._may_be_there(location, module)
             self.files[module] = _file(location, module) if is_there else None
         return self.files[module]
@@ -439,23 +439,23 @@ class _Closure:
     def _location(self, root: str) -> Path | None:
         """Return the location of a top-level module, if its code is followed."""
         if root not in self.top_level:
-            self.top_level[root] = _top_level(root) if root == _OURS else self._beside(root)
+            self.top_level[root] = self._find_top_level(root)
         return self.top_level[root]
 
-    def _beside(self, root: str) -> Path | None:
+    def _find_top_level(self, root: str) -> Path | None:
+        found = _top_level(root)
         if self.folder is not None:
-            for location in (self.folder / root, self.folder / f"{root}.py"):
-                if _file(location, root) is not None:
-                    self.own.add(root)
-                    return location
-        for folder in self.beside:
-            for location in (folder / root, folder / f"{root}.py"):
-                # An installed module of this name is imported before the user's own.
-                if (location.is_dir() or location.is_file()) and _is_taken(
-                    location, _top_level(root)
-                ):
-                    return location
-        return None
+            own = _origin(PathFinder.find_spec(root, [str(self.folder)]))
+            # A folder without __init__.py is a package only if there is no other of its name.
+            if own is not None and (found is None or _file(own, root) is not None):
+                self.own.add(root)
+                return own
+        is_followed = root == _OURS or (found is not None and not _is_installed(found))
+        return found if is_followed else None
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _packages(module: str) -> Iterator[str]:
@@ -475,15 +475,16 @@ def _top_level(root: str) -> Path | None:
         spec = importlib.util.find_spec(root)
     except (ValueError, ImportError):
         return None
+    return _origin(spec)
+
+
+def _origin(spec: ModuleSpec | None) -> Path | None:
+    """The file of a module, or the folder of a package."""
     if spec is None:
         return None
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations))).absolute()
     return Path(spec.origin).absolute() if spec.has_location and spec.origin else None
-
-
-def _is_taken(location: Path, found: Path | None) -> bool:
-    return found is None or found == location or found == location / "__init__.py"
 
 
 def _file(location: Path | None, module: str) -> Path | None:
@@ -507,8 +508,8 @@ def _file(location: Path | None, module: str) -> Path | None:
 
 
 def _is_installed(location: Path) -> bool:
-    """Whether a module lies among installed packages, whose neighbours are not the user's own."""
+    """Whether a module is Python's own or in a folder of installed packages."""
     paths = sysconfig.get_paths()
     folders = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    named = {"site-packages", "dist-packages"}
+    named = {"site-packages", "dist-packages", "lib-dynload"}
     return location.parent in folders or bool(named & set(location.parts))

@@ -19,6 +19,15 @@ recipe: text_to_text
 data: {tokenizer: {train: {vocab_size: 300}}}
 stages: {preprocess: {}}
 """
+FOLDERS = """\
+name: folders
+recipe: image_classification
+data: {{dataset: {0}/images}}
+stages:
+  preprocess: {{}}
+  one: {{kind: script, path: {0}/look.py, inputs: {{images: {0}/images}}}}
+  several: {{kind: script, path: {0}/look.py, inputs: {{a: {0}/images/cats, b: {0}/images/dogs}}}}
+"""
 PUBLISHED = """\
 name: published
 recipe: language_modeling
@@ -228,6 +237,25 @@ def test_what_changed_beside_a_model_s_directory_is_told_as_it_is(runs, save_mod
         reason_after(old) == "an earlier version of redco-flow identified its result in another way"
     )
     assert reason_after(of_hub).startswith("model.name_or_path: gpt2 → /")
+
+
+def test_the_place_of_a_file_in_a_folder_of_data_is_part_of_the_fingerprint(runs, tmp_path):
+    (tmp_path / "look.py").write_text("")
+    for name in ("cats/1.png", "cats/2.png", "dogs/1.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_text(name)
+
+    def fingerprints():
+        stages = runs.load(FOLDERS.format(tmp_path)).stages.values()
+        return [fingerprint(stage_ingredients(one, {}, runs.workspace)) for one in stages]
+
+    before = fingerprints()
+    moved = (tmp_path / "images/cats/2.png").rename(tmp_path / "images/dogs/2.png")
+    after = fingerprints()
+    moved.rename(tmp_path / "images/cats/2.png")
+
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    assert fingerprints() == before
 
 
 def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(runs, tmp_path):

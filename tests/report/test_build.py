@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from redco_flow.orchestrate.sweep.logged_metric import LoggedMetric
 from redco_flow.records import write_json
 from redco_flow.tracking.planned_fits import write_fits
 
@@ -254,8 +255,11 @@ def test_a_reused_stage_shows_what_the_earlier_run_logged(builder, make_builder,
     again = make_builder()
     for stage, result in builder.results.items():
         again.reuse(stage, result)
+    cut_short = {"kind": "training", "step": 1, "loss": 777.0}
+    again.attempt("train", records=[cut_short])  # before the other run had its result
 
     page = read_report(again.close())
+    watched = list(LoggedMetric("train", "train/loss", pytest.fail).read_new(again.run))
 
     assert f"Reused: these are the records of run {builder.run.id}." in page.text
     assert page.text.count(f"reused from {builder.run.id}") == 4
@@ -264,6 +268,8 @@ def test_a_reused_stage_shows_what_the_earlier_run_logged(builder, make_builder,
     assert (again.run.path / log).is_file()
     assert "18.75" in page.text
     assert "Blue Spice" in page.text
+    assert watched
+    assert 777.0 not in [one.value for one in watched]
 
 
 def test_several_trainings_and_evaluations_stand_side_by_side(builder, read_report):

@@ -163,12 +163,15 @@ def test_curves_of_several_runs_are_overlaid(runs):
 
 
 def test_a_sweep_tells_mean_and_spread_over_its_seeds(points, tmp_path):
+    failed = ComparedRun(points[0].run.run, "without a score", view={"metrics": {}})
+    points.append(SweptRun(failed, ["learning_rate=1e-4", "seed=3"]))
+
     page = read(sweep_page("demo-sweep-abc", "completed", points, NOW), tmp_path)
 
-    for rate in ("1e-4", "1e-3"):
+    for rate, num_seeds, note in (("1e-4", 3, " 2 seeds"), ("1e-3", 2, "")):
         values = [score for (one, _), score in SCORES.items() if one == rate]
-        assert f"learning_rate={rate} 2" in page.text
-        assert f"{mean(values):.2f} ± {stdev(values):.2g}" in page.text
+        assert f"learning_rate={rate} {num_seeds}" in page.text
+        assert f"{mean(values):.2f} ± {stdev(values):.2g}{note}" in page.text
     assert "32.50 ± 3.5 (best)" in page.text
     assert "best rouge1 35.00 with learning_rate=1e-3 seed=1" in page.text
 

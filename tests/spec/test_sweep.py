@@ -86,7 +86,7 @@ def test_draws_are_within_their_bounds_repeat_with_their_seed_and_are_multiplied
 def test_the_rows_of_a_file_are_points_and_an_empty_cell_leaves_a_setting_as_it_is(tmp_path):
     table, lines = tmp_path / "points.csv", tmp_path / "points.jsonl"
     table.write_text('lr, prefix\n1e-4,"a, b"\n3e-4,\n', encoding="utf-8-sig")  # as of Excel
-    lines.write_text('{"lr": 1e-4, "betas": [0.9, 0.95]}\n\n{"name": "1e5"}\n')
+    lines.write_text('{"lr": 1e-4, "betas": [0.9, 0.95]}\n\n{"name": "1e5"}\n{"name": "é😀"}\n')
 
     assert read_points(["seed=1,2"], file=table) == [
         ("lr=1e-4", "prefix=a, b", "seed=1"),
@@ -94,7 +94,11 @@ def test_the_rows_of_a_file_are_points_and_an_empty_cell_leaves_a_setting_as_it_
         ("lr=3e-4", "seed=1"),
         ("lr=3e-4", "seed=2"),
     ]
-    assert read_points([], file=lines) == [("lr=0.0001", "betas=[0.9, 0.95]"), ('name="1e5"',)]
+    assert read_points([], file=lines) == [
+        ("lr=0.0001", "betas=[0.9, 0.95]"),
+        ('name="1e5"',),
+        ('name="é😀"',),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +113,7 @@ def test_the_rows_of_a_file_are_points_and_an_empty_cell_leaves_a_setting_as_it_
         (["a=normal(0,1)"], 3, None, "uniform, loguniform or randint"),
         (["a=1,2"], 0, "a\n3\n", "'a' is given 2 times"),
         ([], 0, "a,b\n3\n", "line 2 has not as many cells"),
+        ([], 0, "a,b, a\n3,4,5\n", "'a' is given twice"),
         ([], 0, "a\n", "has no setting"),
     ],
 )

@@ -20,8 +20,9 @@ from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.data.hub_rows import hub_rows
 from redco_flow.stages.data.row_values import BadValue, pack_row, unpack_row
 from redco_flow.stages.data.rows import BadRows
-from redco_flow.stages.data.source import open_sources
+from redco_flow.stages.data.source import data_files, open_sources
 from redco_flow.stages.evaluate.run import CannotEvaluate
+from redco_flow.stages.script import config as script_config
 
 FLOWERS = Path(__file__).parents[2] / "docs" / "examples" / "flowers"
 KINDS = {"preprocess": preprocess, "train": train, "predict": predict, "evaluate": evaluate}
@@ -188,6 +189,24 @@ def test_a_directory_of_images_is_read_with_a_label_for_each_folder(bench):
     assert (row["row_id"], row["label"]) == ("train/a/0.png:1", 0)
     expected = np.random.default_rng(0).integers(0, 256, (2, 2), np.uint8)
     np.testing.assert_array_equal(np.asarray(row["image"]), expected)
+
+
+def test_a_linked_folder_is_digested_for_a_script_and_refused_in_a_directory_of_data(tmp_path):
+    for name in ("data/a.jsonl", "elsewhere/b.jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}")
+    data = tmp_path / "data"
+    (data / "loop").symlink_to(data)
+    section = DataSection(dataset=str(data))
+    script = script_config.Config(path="x.py", inputs={"data": str(data)})
+
+    before = (data_files(section), script_config.data_files(script))
+    (data / "link").symlink_to(tmp_path / "elsewhere")
+
+    assert before == ([data / "a.jsonl"], [data / "a.jsonl"])
+    assert script_config.data_files(script) == [data / "a.jsonl", data / "link/b.jsonl"]
+    with pytest.raises(ValueError, match=r"link is a link to a folder outside of"):
+        data_files(section)
 
 
 def test_folders_of_a_split_that_is_left_out_are_no_classes(tmp_path):

@@ -2,6 +2,7 @@ import hashlib
 import subprocess
 import sys
 import time
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,34 @@ def test_a_module_beside_a_script_wins_over_one_of_its_name_elsewhere(project):
     folder = project(twin5="", bin5__run="import twin5\n", bin5__twin5="")
 
     assert sorted(read_script(folder / "bin5" / "run.py").files) == ["run.py", "twin5.py"]
+
+
+def test_folders_without_init_and_compiled_modules_beside_a_script_are_its_own(project):
+    folder = project(bin6__run="import quick6\nfrom parts6.one import x\n", bin6__parts6__one="")
+    compiled = f"quick6{EXTENSION_SUFFIXES[0]}"
+    (folder / "bin6" / compiled).touch()
+
+    code = read_script(folder / "bin6" / "run.py")
+
+    assert sorted(code.files) == ["parts6/one.py", compiled, "run.py"]
+
+
+def test_a_compiled_module_wins_over_its_source_whose_imports_are_followed(project):
+    folder = project(taker7="import quick7\n", quick7="import needed7\n", needed7="")
+    (folder / f"quick7{EXTENSION_SUFFIXES[0]}").write_bytes(b"compiled")
+
+    digests = module_digests(["taker7"])
+
+    assert digests.keys() == {"needed7", "quick7", "taker7"}
+    assert digests["quick7"] == hashlib.sha256(b"compiled").hexdigest()
+
+
+def test_modules_that_are_not_installed_are_followed_from_other_folders_too(project, monkeypatch):
+    folder = project(taker8="import far8.part, numpy\n", library8__far8__part="import near8\n")
+    project(library8__far8__init="", library8__near8="")
+    monkeypatch.syspath_prepend(str(folder / "library8"))
+
+    assert list(module_digests(["taker8"])) == ["far8", "far8.part", "near8", "taker8"]
 
 
 def test_an_imported_attribute_is_not_taken_for_a_module(project):

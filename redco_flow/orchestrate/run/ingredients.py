@@ -17,12 +17,15 @@ from typing import Any, TypeVar
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.hub import is_commit
 from redco_flow.launch.redaction import redact_text
+from redco_flow.local_paths import expanded, is_folder
 from redco_flow.records import digest_json, read_json_if_present
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
+from redco_flow.spec.model import ContentOf, marked
 from redco_flow.spec.names import failure
+from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.secrets import secret_values
-from redco_flow.spec.stage_kind import StageKind, find_stage_kind
+from redco_flow.spec.stage_kind import StageConfig, StageKind, find_stage_kind
 from redco_flow.tracking.code_digest import (
     code_record,
     git_state,
@@ -112,14 +115,15 @@ def identity_of(pipeline: ResolvedPipeline, workspace: Workspace, sources: Sourc
 def _data(
     kind: StageKind, stage: ResolvedStage, workspace: Workspace
 ) -> tuple[dict[str, Any], _Keys]:
-    """Digests of data files by file name, of the files that their rows name, one for each data
-    file, and the identity of data that is not in files; and the settings of `digested_directories`.
+    """Digests of data files by name (`_data_names`), of the files that their rows name, one for
+    each data file, and the identity of data that is not in files; and the settings of
+    `digested_directories`.
 
     A folder's name is no part of it: the same file elsewhere is the same data.
     """
     paths = _ask(stage, kind.data_files)
     digests = digest_files(workspace, paths)
-    names = list(_unique_names(paths))
+    names = list(_unique_names(_data_names(stage.config, paths)))
     named = {name: digests[path] for name, path in zip(names, paths, strict=True)}
     for path, files in _ask(stage, kind.named_files, workspace).items():
         found = digests_of_named_files(workspace, path, files)
@@ -177,13 +181,44 @@ def _ask(stage: ResolvedStage, function: Callable[..., _Answer], *arguments: Any
         raise UsageError(f"stage '{stage.name}': {name} failed{failure(error)}") from error
 
 
-def _unique_names(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield each file's name; the second of a name gets `#2`, the third `#3`."""
-    seen: Counter[str] = Counter()
+def _data_names(config: StageConfig, paths: Sequence[Path]) -> Iterator[str]:
+    """Yield each file's name: in a folder that the settings name, the path below that folder.
+
+    A folder inside of it may be a class or a split. Of several such folders, the setting's key
+    comes first.
+    """
+    folders = _data_folders(config)
     for path in paths:
-        seen[path.name] += 1
-        count = seen[path.name]
-        yield f"{path.name}#{count}" if count > 1 else path.name
+        text = str(path.absolute())
+        key = next((key for key, folder in folders.items() if text.startswith(folder)), None)
+        if key is None:
+            yield path.name
+        else:
+            below = text.removeprefix(folders[key])
+            yield below if len(folders) == 1 else f"{key}/{below}"
+
+
+def _data_folders(config: StageConfig) -> dict[str, str]:
+    """Return the folders of data that the settings name, by key, each ending in a slash."""
+    found: dict[str, str] = {}
+    for path, value in marked(config, ContentOf):
+        named = value if isinstance(value, dict) else {path[-1]: value}
+        found |= {key: text for key, text in named.items() if isinstance(text, str)}
+    data = getattr(config, "data", None)
+    if isinstance(data, DataSection):
+        of_parts = {name: part.dataset for name, part in data.mixture.items()}
+        found |= of_parts | ({"dataset": data.dataset} if data.dataset else {})
+    folders = {key: expanded(text) for key, text in found.items()}
+    return {key: f"{one.absolute()}/" for key, one in folders.items() if is_folder(one)}
+
+
+def _unique_names(names: Iterable[str]) -> Iterator[str]:
+    """Yield each name; the second of a name gets `#2`, the third `#3`."""
+    seen: Counter[str] = Counter()
+    for name in names:
+        seen[name] += 1
+        count = seen[name]
+        yield f"{name}#{count}" if count > 1 else name
 
 
 _FILE_BEGINS = re.compile(r"^(?=diff --git )", re.MULTILINE)

@@ -12,6 +12,7 @@ from typing import Any
 from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.orchestrate.sweep.successive_halving import Measurement
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.maker import find_maker
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import unless_damaged
 
@@ -40,16 +41,15 @@ class LoggedMetric:
                     yield Measurement(str(record.get("time")), run.id, step, number, found[0])
 
     def _attempts(self, run: RunDirectory) -> list[tuple[AttemptDirectory, int]]:
-        """Return the attempts with their numbers: 0 for those whose result the run reuses."""
-        stage = self._stage
-        if own := run.attempts(stage):
-            return [(attempt, attempt.number) for attempt in own]
+        """Return the attempts with their numbers: 0 for those whose result the run reuses.
+
+        The own attempts of a reused stage have ended without a result.
+        """
         state = unless_damaged(run.read_state) or {}
-        made_by = state.get("stages", {}).get(stage, {}).get("made_by")
-        if not made_by:
-            return []
-        maker = RunDirectory(run.path.parent / made_by["run"])
-        return [(attempt, 0) for attempt in maker.attempts(made_by["stage"])]
+        entry = state.get("stages", {}).get(self._stage, {})
+        if entry.get("reused") and (maker := find_maker(run, self._stage, entry)):
+            return [(attempt, 0) for attempt in maker.attempts]
+        return [(attempt, attempt.number) for attempt in run.attempts(self._stage)]
 
     def _new_records(self, run: RunDirectory, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the records of the lines that are whole and were not read before."""

@@ -296,6 +296,20 @@ def _image_source(split: str, image: ImageFile, root: Path, classes: list[str]) 
     return Source(split, name, str(image.path), rows, {"label": classes})
 
 
+def _refuse_linked_folders(path: Path) -> None:
+    """Raise where a link below a directory leads to a folder outside of it, which is not read."""
+    inside = f"{os.path.realpath(path)}{os.sep}"
+    for folder, names, _ in os.walk(path):
+        for linked in (Path(folder, name) for name in names):
+            target = f"{os.path.realpath(linked)}{os.sep}"
+            if linked.is_symlink() and not target.startswith(inside):
+                raise ValueError(
+                    f"{linked} is a link to a folder outside of {path}, whose files are not read: "
+                    "put the folder itself there, or name the files by data.train, "
+                    "data.validation, data.test."
+                )
+
+
 def _data_files(path: Path) -> list[Path]:
     return sorted(
         file
@@ -313,6 +327,7 @@ def _named_by_split(path: Path) -> list[tuple[str, Path]]:
     """A directory's data files with their splits: by the file's name, else its folder's."""
     if path.is_file():
         return [("train", path)]
+    _refuse_linked_folders(path)
     files = _data_files(path)
     if not files:
         if images := _images(path):

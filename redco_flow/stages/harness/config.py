@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from redco_flow.local_paths import is_file, is_folder
+from redco_flow.local_paths import files_below, is_folder
 from redco_flow.models.find import FAMILIES, find_module_name
 from redco_flow.spec.model import DataFolder, NonNegativeInt, Placement, PositiveInt, Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
@@ -81,11 +81,7 @@ def data_files(config: Config) -> list[Path]:
     folder = config.tasks_folder
     if folder is None:
         return []
-    return sorted(
-        path
-        for path in Path(folder).rglob("*")
-        if is_file(path) and "__pycache__" not in path.parts
-    )
+    return [path for path in files_below(folder) if "__pycache__" not in path.parts]
 
 
 def data_identity(config: Config) -> dict[str, Any]:

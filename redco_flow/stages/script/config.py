@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from redco_flow.errors import UsageError
-from redco_flow.local_paths import exists, expanded, is_file, is_folder
+from redco_flow.local_paths import exists, expanded, files_below, is_file, is_folder
 from redco_flow.spec.find import find_file
 from redco_flow.spec.model import ContentOf, DataFile, Scalar, Text
 from redco_flow.spec.names import shown
@@ -141,7 +141,7 @@ def _is_reference(text: Any, stages: Collection[str]) -> bool:
 def _files(path: Path) -> list[Path]:
     if not is_folder(path):
         return [path]
-    return sorted(one for one in path.rglob("*") if one.is_file())
+    return files_below(path)
 
 
 def _name_problems(body: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:

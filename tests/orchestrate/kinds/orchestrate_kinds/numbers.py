@@ -28,11 +28,6 @@ def code_modules(config):
     return ["orchestrate_kinds.numbers"]
 
 
-def data_files(config):
-    """The file of numbers."""
-    return [Path(config.file)] if config.file else []
-
-
 def run(context: StageContext, config: Config) -> StageOutputs:
     """Write the numbers."""
     note_execution(config.executions, context)

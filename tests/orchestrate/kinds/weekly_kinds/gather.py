@@ -18,11 +18,6 @@ class Config(StageConfig):
     file: DataFile
 
 
-def data_files(config: Config) -> list[Path]:
-    """The file."""
-    return [Path(config.file)]
-
-
 def run(context: StageContext, config: Config) -> StageOutputs:
     """Keep it, unless it is damaged."""
     week = json.loads(Path(config.file).read_text())
