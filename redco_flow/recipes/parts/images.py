@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.float32]
 
 _GREY, _RGB = 1, 3
-_WHITE_OF_8_BITS = 255
+WHITE_OF_8_BITS = 255
 # Pillow's modes of grey images with more bits a pixel.
 _WIDE_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 # ITU-R 601-2, as Pillow turns RGB into grey.
@@ -88,7 +88,7 @@ def read_image(value: Any, settings: ImageSettings) -> Pixels:
     size, num_channels = settings.image_size, settings.num_channels
     if type(value).__module__.startswith("PIL."):
         value = upright(value)
-        if not _is_wide(value, settings):
+        if not is_wide(value, settings.max_value):
             return _with_channels(_from_pillow(value, size, num_channels), num_channels)
     pixels = _with_channels(_from_array(value), num_channels)
     return pixels if pixels.shape[:2] == (size, size) else _resized(pixels, size)
@@ -104,20 +104,21 @@ def upright(image: Any) -> Any:
         return image
 
 
-def _is_wide(image: Any, settings: ImageSettings) -> bool:
-    """Whether an image has more than 8 bits a pixel, and white is more than they can hold.
+def is_wide(image: Any, white: float) -> bool:
+    """Whether a Pillow image has more than 8 bits a pixel, and white is more than they can hold.
 
     Raises:
         ValueError: its pixels are above white: Pillow would make all of those white.
     """
     if image.mode not in _WIDE_MODES:
         return False
-    if (largest := np.max(image)) > settings.max_value:
+    if (largest := np.max(image)) > white:
         raise ValueError(
-            f"an image with pixels up to {largest:g}, and settings.max_value, which is white, is "
-            f"{settings.max_value:g}: give max_value (65535 of files with 16 bits a pixel)."
+            f"an image with pixels up to {largest:g}, where white is {white:g}: save it with 8 "
+            "bits a pixel, or give settings.max_value, where the recipe has it (65535 of files "
+            "with 16 bits a pixel)."
         )
-    return settings.max_value > _WHITE_OF_8_BITS
+    return white > WHITE_OF_8_BITS
 
 
 def _from_pillow(image: Any, size: int, num_channels: int) -> Pixels:
