@@ -80,9 +80,10 @@ def count_bytes(examples: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer)
     before = [[], *(ids[at] if row == rows[at] else [] for at, row in enumerate(rows[1:]))]
     joined = [[*one, *own] for one, own in zip(before, ids, strict=True)]
     # Some tokenizers put a space before every text.
-    (space,) = tokenizer.decode_whole(tokenizer.encode_batch(["a"]))
+    (letter,) = tokenizer.decode_whole(tokenizer.encode_batch(["a"]))
+    space = letter[: len(letter) - len(letter.lstrip())]
     sizes = (
-        [len(text.removeprefix(space.removesuffix("a")).encode()) for text in texts]
+        [len(text.removeprefix(space).encode()) for text in texts]
         for texts in map(tokenizer.decode_whole, (joined, before))
     )
     return [size - less for size, less in zip(*sizes, strict=True)]
