@@ -19,7 +19,9 @@ DEFAULT_KEYS = {"messages": "messages", "sharegpt": "conversations"}
 """The column of the messages, by format, where the pipeline names none."""
 
 _SYSTEM_ROLES = ("system", "developer")
-_ROLES = (*_SYSTEM_ROLES, "user", "assistant", "tool")
+ROLES = (*_SYSTEM_ROLES, "user", "assistant", "tool")
+"""Who may say something in a conversation."""
+
 _ROLE_OF_SHAREGPT = {
     "human": "user",
     "user": "user",
@@ -231,9 +233,9 @@ def _check_content(message: Message, turn: int) -> None:
 def _message(value: Any, turn: int) -> Message:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise BadConversation("a message without a role", f"turn {turn} is {_shown(value)}")
-    if value["role"] not in _ROLES:
+    if value["role"] not in ROLES:
         raise BadConversation(
-            "an unknown role", f"turn {turn} is of '{value['role']}'; known: {', '.join(_ROLES)}"
+            "an unknown role", f"turn {turn} is of '{value['role']}'; known: {', '.join(ROLES)}"
         )
     content = value.get("content")
     parts = content if isinstance(content, list) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,29 @@ def test_scores_of_labels_equal_the_torch_reference(case, batch, torch_reference
     assert type(reference).__name__.endswith("ForSequenceClassification")
     assert reference.config.id2label == dict(enumerate(LABELS))
     assert_scores_equal(case, batch, reference)
+
+
+@pytest.mark.parametrize(("hidden", "head"), [(0.125, None), (0.125, 0.0), (0.0, 0.25)])
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_head_drops_as_much_as_the_torch_reference(name, hidden, head, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    case = with_head(name)
+    rates = {"hidden_dropout_prob": hidden, "classifier_dropout": head}
+    values = {**case.config.inner.to_hugging_face(), "attention_probs_dropout_prob": 0.0, **rates}
+    config = replace(case.config, inner=case.config.inner.from_hugging_face(values))
+    save_pretrained(tmp_path, classifier, config, case.params)
+    ids = jnp.full((4, 3), 5)
+
+    scores, same = (
+        classifier.apply(config, case.params, ids, jnp.ones_like(ids), rngs=keys)
+        for keys in (jax.random.split(jax.random.key(0), 4), None)
+    )
+
+    reference = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    dropout = reference.dropout if name == "bert" else reference.classifier.dropout
+    assert config.inner.classifier_dropout == dropout.p
+    assert bool(jnp.array_equal(scores, same)) == (not hidden and not dropout.p)
 
 
 @pytest.mark.parametrize("case", ["gpt2"])

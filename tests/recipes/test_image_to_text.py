@@ -11,8 +11,11 @@ import pytest
 from redco_flow import Deployer
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.recipe import Generation, TokenLengths
+from redco_flow.stages.data.rows import FileRow
+from redco_flow.stages.data.source import Source
 from redco_flow.stages.predict import config as predict
 from redco_flow.stages.preprocess import config as preprocess
+from redco_flow.stages.preprocess.row_reader import row_reader
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
 from tests.drawn_params import draw_like
@@ -141,6 +144,17 @@ def test_a_caption_that_is_no_text_is_told():
 
     with pytest.raises(ValueError, match="caption None is no text"):
         collate([example(0, None)])
+
+
+def test_all_captions_of_an_image_are_in_one_split():
+    """An image that is held out is seen by no training, as in COCO's splits."""
+    read = row_reader(find_recipe("image_to_text"), SETTINGS, {})
+    source = Source("train", "a.jsonl", "a.jsonl", lambda: iter(()))
+    rows = [example(9, "dark"), example(9, "a dark image"), example(200, "dark")]
+
+    splits = [read(FileRow(1, row), source, bytes.hex, 0).split for row in rows]
+
+    assert splits[0] == splits[1] != splits[2]
 
 
 def test_a_plan_asks_for_a_tokenizer_and_takes_settings_of_generation():

@@ -1,15 +1,21 @@
 """Images of rows as arrays: as transformers makes them, of any size and kind, told where none."""
 
+import io
+
+import datasets
 import jax
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from pydantic import ValidationError
 
 from redco_flow.corpora import digits
 from redco_flow.recipes.parts.images import ImageSettings, augment, collate_images, read_image
+from redco_flow.recipes.text_to_image.config import Settings, image_of
+from redco_flow.stages.data.image_files import open_image
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 14, 3), np.uint8)
+GENERATED = Settings(image_size=4, num_channels=3)
 SETTINGS = ImageSettings(image_size=12, mean=[0.5, 0.4, 0.3], stddev=[0.2, 0.3, 0.4])
 
 
@@ -25,6 +31,44 @@ def test_a_photograph_becomes_what_transformers_makes_of_it():
     found = collate_images([Image.fromarray(RGB)], SETTINGS)
 
     np.testing.assert_allclose(found.transpose(0, 3, 1, 2), expected, rtol=1e-6, atol=1e-6)
+
+
+def image_file(image, **options):
+    file = io.BytesIO()
+    image.save(file, "PNG", **options)
+    return file.getvalue()
+
+
+def test_a_photograph_is_turned_as_its_exif_orientation_says():
+    """As `datasets` turns it; damaged Exif data turn nothing."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned, damaged = (
+        image_file(Image.fromarray(RGB), exif=one) for one in (exif, b"Exif\0\0damaged")
+    )
+    expected = datasets.Image().decode_example({"bytes": turned, "path": None})
+
+    found = [read_image(open_image(one), SETTINGS) for one in (turned, damaged)]
+
+    assert expected.size == (20, 14)
+    np.testing.assert_array_equal(found[0], read_image(expected, SETTINGS))
+    square = Image.fromarray(RGB[:4, :4])
+    of_caption = image_of(open_image(image_file(square, exif=exif)), GENERATED)
+    np.testing.assert_array_equal(of_caption, np.rot90(RGB[:4, :4], -1))
+    np.testing.assert_array_equal(found[1], read_image(Image.fromarray(RGB), SETTINGS))
+
+
+def test_sixteen_bits_a_pixel_are_not_cut_to_eight():
+    pixels = np.array([[0, 255, 256, 65535]] * 4, np.uint16)
+    image = open_image(image_file(Image.fromarray(pixels)))
+
+    found = read_image(image, ImageSettings(image_size=4, num_channels=1, max_value=65535))
+
+    np.testing.assert_array_equal(found[..., 0], pixels)
+    with pytest.raises(ValueError, match="pixels up to 65535, where white is 255"):
+        read_image(image, SETTINGS)
+    with pytest.raises(ValueError, match="pixels up to 65535, where white is 255"):
+        image_of(image, GENERATED)
 
 
 @pytest.mark.parametrize("num_channels", [1, 3])

@@ -9,6 +9,7 @@ from redco_flow.engine.data.packing import SEGMENT_IDS
 from redco_flow.models.find import find_model
 from redco_flow.recipes.language_modeling import build, encode, encode_texts
 from redco_flow.recipes.recipe import Generation, RandomChoice
+from redco_flow.stages.predict.run import count_bytes
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
 from tests.drawn_params import draw_like
@@ -172,6 +173,20 @@ def test_a_long_text_becomes_several_examples_that_together_are_the_text(tokeniz
     assert [t for ids in pairs.target_ids[1:] for t in ids] == [*whole, tokenizer.eos_id]
     assert {len(ids) for ids in pairs.target_ids[1:-1]} == {5}
     assert pairs.source_ids == [[]] * len(pairs.target_ids)
+
+
+@pytest.mark.parametrize("text", ["def f(x):\n    return 'あ🙂ñ'\n" * 3, "a \n  b\n"])
+def test_the_bytes_of_a_texts_windows_are_those_of_the_text(tokenizer, text):
+    """The tests' tokenizer is of bytes: windows are cut within characters and at spaces."""
+    encoded = encode_texts(["before", text], tokenizer, max_length=3)
+    row_ids = [f"a.txt:{row}" for row in encoded.windows.text_of]
+    row_ids = [f"{one}#{at}" if one in row_ids[:at] else one for at, one in enumerate(row_ids)]
+    rows = zip(row_ids, encoded.target_ids, strict=True)
+
+    found = count_bytes([{"row_id": one, "target_ids": ids} for one, ids in rows], tokenizer)
+
+    sizes = np.bincount(encoded.windows.text_of, found)
+    assert sizes.tolist() == [len("before"), len(text.encode())]
 
 
 def test_before_training_every_token_is_about_equally_likely_and_padding_changes_nothing(tokenizer):

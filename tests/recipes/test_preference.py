@@ -1,5 +1,7 @@
 """The preference recipe: rows of a prompt and two answers, the losses of the papers, bad rows."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from redco_flow.engine.deployer import Deployer
+from redco_flow.models.find import find_model
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.preference import Settings, encode_row
 from redco_flow.recipes.preference.config import Loss
@@ -201,6 +204,38 @@ def test_a_step_tells_rewards_margins_and_how_many_pairs_are_right(tokenizer):
         np.testing.assert_allclose(measures[f"rewards/{name}"], 0.5 * values, atol=1e-4)
         np.testing.assert_allclose(measures[f"logps/{name}"], found[f"{name}_log_likelihood"])
     np.testing.assert_allclose(measures["rewards/margins"], [1, -1, 1, -0.5], atol=1e-4)
+
+
+def test_a_mixture_is_trained_on_the_load_balancing_loss_of_both_answers(tokenizer):
+    """transformers' of each row alone, as TRL adds it to a preference loss."""
+    torch = import_torch()
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4}
+    asked = {"output_router_logits": True, "router_aux_loss_coef": 0.3}
+    recipe = built(tokenizer, {"family": "mixtral", "config": {**sizes, **asked}}, {"type": "ipo"})
+    params = draw_like(recipe.abstract_params())
+    batch = recipe.collate_fn(examples(tokenizer)[:2])
+    keys = jax.random.split(jax.random.key(0), 2)
+    loss = jax.jit(recipe.loss_fn, static_argnums=3)
+
+    (trained, _, measures), (evaluated, *_) = (
+        loss(params, batch, keys, one) for one in (True, False)
+    )
+
+    family = find_model("mixtral")
+    config = family.Config().updated(recipe.model["config"])
+    rows = batch["input_ids"].reshape(4, -1)
+    _, of_layers = jax.jit(partial(family.apply_with_router, config))(params, rows)
+    expected = []
+    for row, labels in enumerate(batch["labels"].reshape(4, -1)):
+        length = 1 + np.flatnonzero(labels != IGNORED)[-1]
+        gates = [torch.tensor(np.asarray(one[row, :length])) for one in of_layers]
+        expected.append(load_balancing_loss_func(tuple(gates), 4, 2).item())
+    pairs = np.mean(np.reshape(expected, (2, 2)), axis=1)
+    np.testing.assert_allclose(measures["load_balancing_loss"], pairs, rtol=1e-5)
+    np.testing.assert_allclose(trained - evaluated, 0.3 * pairs, rtol=1e-4)
 
 
 def test_both_answers_are_rows_of_language_modeling_in_one_batch(tokenizer):

@@ -55,6 +55,19 @@ def dataset(shared_bench):
     return make_dataset(shared_bench, CHATS, data=fractions)
 
 
+def test_a_tokenizer_of_characters_has_those_of_conversations_and_of_their_roles(bench):
+    """No message has the letters u and s; transformers decodes the ids to the template's text."""
+    from transformers import AutoTokenizer
+
+    data = {"tokenizer": {"train": {"type": "character"}}}
+    dataset = make_dataset(bench, [chat("1+1=?", "2"), chat("1+2=?", "3")], data=data)
+
+    tokenizer = AutoTokenizer.from_pretrained(dataset.path / "tokenizer")
+    (row,) = DatasetArtifact(dataset.path).split("train")[:1]
+    expected = tokenizer.apply_chat_template(chat("1+1=?", "2"), tokenize=False)
+    assert tokenizer.decode(row["target_ids"]) == expected
+
+
 def test_a_datasets_ids_and_labels_are_those_of_its_tokenizers_template(dataset):
     """Engine case 62: through the stage, and as labels."""
     from transformers import AutoTokenizer

@@ -6,13 +6,17 @@ import jax
 import numpy as np
 import pytest
 from stage_kinds import preprocess, train
+from tokenizers import processors
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.recipe import TokenLengths
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.train.data import Span, TokenStream, TokenWindows
+from redco_flow.stages.train.data import Span, TokenStream, TokenWindows, read_training_data
+from redco_flow.text.tokenizer import TextTokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 TEXTS = [f"{a} and {b}\n{b}" for a in WORDS for b in WORDS]
@@ -140,6 +144,27 @@ def test_transformers_reads_a_character_tokenizer(dataset):
         found = theirs(text, add_special_tokens=False)["input_ids"]
         assert [found] == artifact.tokenizer.encode_batch([text])
         assert theirs.decode(found) == text
+
+
+def test_windows_have_room_for_the_token_that_every_row_begins_with(dataset):
+    """As LLaMA's tokenizers put it before every text."""
+    artifact = DatasetArtifact(dataset.path)
+    tokenizer = artifact.tokenizer
+    start = (tokenizer.backend.id_to_token(tokenizer.eos_id), tokenizer.eos_id)
+    tokenizer.backend.post_processor = processors.TemplateProcessing(
+        single=f"{start[0]} $A", special_tokens=[start]
+    )
+    tokenizer = TextTokenizer(tokenizer.backend, tokenizer.pad_id, tokenizer.eos_id)
+    model = {"config": SETTINGS["model"]["config"] | {"n_positions": LENGTH + 1}}
+    recipe = find_recipe(RECIPE["recipe"]).make(model, TokenLengths(tokenizer, 1, LENGTH))
+
+    data = read_training_data(artifact, recipe, train.Config.from_json(SETTINGS), None)
+
+    window = data.examples[0]
+    batch = data.collate_fn([window])
+    row = [tokenizer.eos_id, *tokens(window)]
+    assert batch["input_ids"][0, : LENGTH + 1].tolist() == row[:-1]
+    assert batch["labels"][0, 1 : LENGTH + 1].tolist() == window["target_ids"].tolist()
 
 
 @pytest.mark.slow

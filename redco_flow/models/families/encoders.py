@@ -41,6 +41,7 @@ class BertFamilyConfig(FamilyConfig):
 
     `has_head` is false for a model published without the head for masked tokens, `has_pooler`
     true for one published with the layer that makes a text's vector of its first token.
+    `classifier_dropout`, of a head of labels, is `hidden_dropout_prob` unless it is given.
 
     Class variables:
         prefix: what the encoder's tensors begin with.
@@ -70,6 +71,7 @@ class BertFamilyConfig(FamilyConfig):
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
+    classifier_dropout: float | None = None
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     initializer_range: float = 0.02
@@ -77,6 +79,10 @@ class BertFamilyConfig(FamilyConfig):
     tie_word_embeddings: bool = True
     has_head: bool = True
     has_pooler: bool = False
+
+    def derived(self) -> dict[str, Any]:
+        """Return the dropout of a head of labels."""
+        return {"classifier_dropout": self.hidden_dropout_prob}
 
     @classmethod
     @final

@@ -14,6 +14,7 @@ from redco_flow.recipes.image_to_text.config import (
     Settings,
     collate_fn,
     is_truncated,
+    split_key,
 )
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.text.tokenizer import TextTokenizer
@@ -28,6 +29,7 @@ __all__ = [
     "build",
     "collate_fn",
     "is_truncated",
+    "split_key",
 ]
 
 

@@ -265,7 +265,7 @@ def _loss(
     )
     if not (is_training and getattr(chosen.config, "output_router_logits", False)):
         return totals, weights
-    balance = _balance(chosen.config, router_logits, batch)
+    balance = sum_balance(chosen.config, router_logits, batch)
     totals += chosen.config.router_aux_loss_coef * balance
     return totals, weights, {"load_balancing_loss": balance}
 
@@ -323,7 +323,7 @@ def _cut(array: jax.Array) -> jax.Array:
     return jnp.moveaxis(parts, 1, 0)
 
 
-def _balance(config: Any, router_logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+def sum_balance(config: Any, router_logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Sum the load-balancing losses of each row's target tokens: (B,)."""
     is_target = batch["labels"] >= 0
     # A text ends with a target: what stands behind a row's last one is padding.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.float32]
 
 _GREY, _RGB = 1, 3
+WHITE_OF_8_BITS = 255
+# Pillow's modes of grey images with more bits a pixel.
+_WIDE_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 # ITU-R 601-2, as Pillow turns RGB into grey.
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
@@ -33,7 +36,8 @@ class ImageSettings(StrictModel):
     Args:
         image_size: images are resized to this number of rows and columns.
         num_channels: 1 makes all of them grey, 3 RGB.
-        max_value: what stands for white: 255 of files; of arrays whatever they hold.
+        max_value: what stands for white: 255 of files, 65535 of those with 16 bits a pixel; of
+            arrays whatever they hold.
         mean, stddev: of each channel, or of all, after white became 1: a pixel becomes
             (pixel - mean) / stddev. Those of a published model are in its preprocessor_config.json.
         flip: whether half of the images are mirrored in training, left for right.
@@ -83,9 +87,38 @@ def read_image(value: Any, settings: ImageSettings) -> Pixels:
     """
     size, num_channels = settings.image_size, settings.num_channels
     if type(value).__module__.startswith("PIL."):
-        return _with_channels(_from_pillow(value, size, num_channels), num_channels)
+        value = upright(value)
+        if not is_wide(value, settings.max_value):
+            return _with_channels(_from_pillow(value, size, num_channels), num_channels)
     pixels = _with_channels(_from_array(value), num_channels)
     return pixels if pixels.shape[:2] == (size, size) else _resized(pixels, size)
+
+
+def upright(image: Any) -> Any:
+    """Turn a Pillow image as its Exif orientation says, as `datasets` and transformers do."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except SyntaxError:  # Pillow's of damaged Exif data: there is no orientation
+        return image
+
+
+def is_wide(image: Any, white: float) -> bool:
+    """Whether a Pillow image has more than 8 bits a pixel, and white is more than they can hold.
+
+    Raises:
+        ValueError: its pixels are above white: Pillow would make all of those white.
+    """
+    if image.mode not in _WIDE_MODES:
+        return False
+    if (largest := np.max(image)) > white:
+        raise ValueError(
+            f"an image with pixels up to {largest:g}, where white is {white:g}: save it with 8 "
+            "bits a pixel, or give settings.max_value, where the recipe has it (65535 of files "
+            "with 16 bits a pixel)."
+        )
+    return white > WHITE_OF_8_BITS
 
 
 def _from_pillow(image: Any, size: int, num_channels: int) -> Pixels:

@@ -18,7 +18,7 @@ import numpy as np
 
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import Measured
-from redco_flow.recipes.language_modeling.run import Rows, build_decoder_only
+from redco_flow.recipes.language_modeling.run import Rows, build_decoder_only, sum_balance
 from redco_flow.recipes.parts.model import ChosenModel, choose_model, with_changes
 from redco_flow.recipes.parts.outputs import as_json, rows_of
 from redco_flow.recipes.preference.config import Loss, Settings, needs_reference
@@ -124,13 +124,18 @@ class _Pairs:
         params: Any,
         batch: Mapping[str, jax.Array],
         rngs: jax.Array | None,
-    ) -> PairScores:
-        """Return how likely the model finds both answers."""
+    ) -> tuple[PairScores, jax.Array | None]:
+        """Return how likely the model finds both answers, and a mixture's load-balancing losses.
+
+        Those are (B,), of both rows' mean, where the config says that a training adds them.
+        """
         module, config = self.model.module, self.model.config
         keys = None if rngs is None else jax.vmap(jax.random.split)(rngs).reshape(-1)
         # Both rows of a pair stay on the shard that has the pair.
         rows = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in _OF_TOKENS}
-        hidden, head, _ = module.apply_before_head(config, params, rows["input_ids"], rngs=keys)
+        hidden, head, router_logits = module.apply_before_head(
+            config, params, rows["input_ids"], rngs=keys
+        )
         losses, num_tokens = chunked_cross_entropy(
             partial(module.score, config),
             head,
@@ -139,8 +144,12 @@ class _Pairs:
             num_chunks=num_chunks,
             equal_weights=False,
         )
+        balance = None
+        if getattr(config, "output_router_logits", False):
+            of_rows = sum_balance(config, router_logits, rows) / num_tokens
+            balance = jnp.mean(of_rows.reshape(-1, 2), axis=1)
         pairs = (-losses.reshape(-1, 2), num_tokens.reshape(-1, 2))
-        return PairScores(*pairs, batch.get(REFERENCE))
+        return PairScores(*pairs, batch.get(REFERENCE)), balance
 
     def loss(
         self,
@@ -151,7 +160,7 @@ class _Pairs:
         is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
     ) -> Measured:
         """Return each pair's loss, its weight, 1, and what TRL logs of it, by TRL's names."""
-        scores = self.scores(num_chunks, params, batch, rngs if is_training else None)
+        scores, balance = self.scores(num_chunks, params, batch, rngs if is_training else None)
         losses = pair_losses(self.asked, scores)
         rewards = implicit_rewards(self.asked, scores)
         margins = rewards[:, 0] - rewards[:, 1]
@@ -159,11 +168,14 @@ class _Pairs:
         for index, name in enumerate(ANSWERS):
             measures[f"rewards/{name}"] = rewards[:, index]
             measures[f"logps/{name}"] = scores.log_likelihoods[:, index]
+        if is_training and balance is not None:
+            losses += self.model.config.router_aux_loss_coef * balance
+            measures["load_balancing_loss"] = balance
         return losses, jnp.ones_like(losses), measures
 
     def predict(self, params: Any, batch: Mapping[str, jax.Array], _rngs: Any) -> dict[str, Any]:
         """Return log-likelihoods (B,) of both answers, and rewards where they can be computed."""
-        scores = self.scores("auto", params, batch, None)
+        scores, _ = self.scores("auto", params, batch, None)
         found = {"log_likelihood": scores.log_likelihoods}
         if scores.reference is not None or not needs_reference(Settings(loss=self.asked)):
             found["reward"] = implicit_rewards(self.asked, scores)

@@ -17,6 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from redco_flow.recipes.parts.images import WHITE_OF_8_BITS, is_wide, upright
+
 COLUMNS = ("image", "caption")
 TARGET = "image"
 
@@ -107,9 +109,11 @@ def image_of(image: Any, settings: Settings) -> NDArray[np.uint8]:
     """Return an array's or a Pillow image's pixels (S, S, C).
 
     Raises:
-        ValueError: it has another size, or is no uint8.
+        ValueError: it has another size, or more than 8 bits a pixel.
     """
     if hasattr(image, "convert"):
+        image = upright(image)
+        is_wide(image, WHITE_OF_8_BITS)  # raises
         image = image.convert("L" if settings.num_channels == 1 else "RGB")
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8:

@@ -15,6 +15,7 @@ import numpy as np
 
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics.confusion import Class, ClassNames
+from redco_flow.recipes.parts.images import upright
 from redco_flow.records import read_json, read_json_lines, write_json
 from redco_flow.spec.metric import Metric, check_predictions, reads_of
 from redco_flow.stages.artifacts.dataset import DatasetSummary
@@ -77,7 +78,7 @@ def targets_of(examples: Sequence[Mapping[str, Any]], summary: DatasetSummary) -
 def _target_value(value: Any) -> Any:
     """Return a value that JSON has; of an image its pixels."""
     is_image = type(value).__module__.startswith("PIL.")
-    return as_json_value(np.asarray(value) if is_image else value)
+    return as_json_value(np.asarray(upright(value)) if is_image else value)
 
 
 def with_target(

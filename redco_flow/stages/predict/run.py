@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +50,9 @@ from redco_flow.text.special_tokens import cut_before
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.tracking.metrics_artifact import Prediction
 
+# What the ids of a text's second and further windows end with.
+_WINDOW = re.compile(r"#\d+$")
+
 
 def begun(example: Mapping[str, Any], length: int, tokenizer: TextTokenizer) -> dict[str, Any]:
     """Return the example as a prompt of at most `length` tokens and what comes after it."""
@@ -63,6 +67,26 @@ def begun(example: Mapping[str, Any], length: int, tokenizer: TextTokenizer) -> 
         "source_ids": ids[:cut],
         "target_ids": ids[cut:],
     }
+
+
+def count_bytes(examples: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer) -> list[int]:
+    """Return the bytes of the text that each example's target ids are, white space included.
+
+    A window of a longer text has those that it adds to the window before it: the tokens of a
+    character may be in both.
+    """
+    ids = [one["target_ids"] for one in examples]
+    rows = [_WINDOW.sub("", one["row_id"]) for one in examples]
+    before = [[], *(ids[at] if row == rows[at] else [] for at, row in enumerate(rows[1:]))]
+    joined = [[*one, *own] for one, own in zip(before, ids, strict=True)]
+    # Some tokenizers put a space before every text.
+    (letter,) = tokenizer.decode_whole(tokenizer.encode_batch(["a"]))
+    space = letter[: len(letter) - len(letter.lstrip())]
+    sizes = (
+        [len(text.removeprefix(space).encode()) for text in texts]
+        for texts in map(tokenizer.decode_whole, (joined, before))
+    )
+    return [size - less for size, less in zip(*sizes, strict=True)]
 
 
 class CannotPredict(RedcoFlowError):
@@ -430,8 +454,7 @@ class _Prediction:
         """Return the bytes of the text whose loss `_score` sums; cut where the tokens were."""
         if examples and LEARNT in examples[0]:  # of a conversation only some tokens count
             return [None] * len(examples)
-        texts = self._dataset.tokenizer.decode_batch([one["target_ids"] for one in examples])
-        return [len(text.encode()) for text in texts]
+        return count_bytes(examples, self._dataset.tokenizer)
 
     def _reporter(self, phase: str) -> Callable[[int, int], None]:
         def on_progress(done: int, total: int) -> None:

@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from redco_flow.text.chat import (
     TOKENIZER_DEFAULT,
     template_text,
 )
+from redco_flow.text.conversations import ROLES
 from redco_flow.text.tokenizer import TextTokenizer
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
@@ -100,8 +102,9 @@ def save_chat_tokenizer(tokenizer: Any, directory: Path) -> None:
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in CHATML_TOKENS]
     )
-    # A special token begins a new piece of text, before which there is no space.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+        # A special token begins a new piece of text, before which there is no space.
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     # The template writes its special tokens as text, from which they are to be read.
     changes = {"eos_token": CHATML_TOKENS[1], "split_special_tokens": False}
     save_tokenizer(tokenizer, directory, **changes, chat_template=NAMED_TEMPLATES["chatml"])
@@ -313,6 +316,8 @@ def _save_trained(config: Config, texts: Iterable[str], directory: Path) -> None
         save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
         return
     size = asked.vocab_size - len(CHATML_TOKENS)
+    if asked.type == "character":  # no message need have the letters of the roles
+        texts = chain(texts, ["\n".join((*ROLES, ""))])
     save_chat_tokenizer(train_tokenizer(texts, size, asked.type), directory)
 
 

@@ -348,7 +348,10 @@ def _windows(
         held_out = stream_of(validation)
         spans = [Span("the validation split", 0, len(held_out))]
         of_validation = TokenWindows(held_out, spans, length, at_every_token=False)
-    width = -(-length // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+    # With the tokens that the recipe puts before each row.
+    sizes = {"source_ids": [1], "target_ids": [length]}
+    longest = int(recipe.widths_of(lambda name: np.array(sizes[name]))[0, 0])
+    width = -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     collate_fn = recipe.collate_wide([width])
     padding = 1 - length / width
     if not is_random:
