@@ -131,28 +131,32 @@ def dropout_problem(
             return path not in found.without and not is_head(path) and not is_table(path)
         return path in found.modules or bool(found.pattern and re.search(found.pattern, path))
 
-    kernels = [path for path, one in layouts.items() if len(one.tensor_dims) > 1 and is_meant(path)]
+    kernels = [
+        path
+        for path, one in layouts.items()
+        if len({*one.tensor_dims} - {"expert"}) > 1 and is_meant(path)
+    ]
     causes: dict[str, Callable[[str], bool]] = {
-        "are of experts": lambda path: "expert" in layouts[path].stacked,
-        "are convolutions": lambda path: is_convolution(layouts[path]),
-        "are looked up in": is_table,
+        "experts": lambda path: "expert" in layouts[path].dims,
+        "a convolution": lambda path: is_convolution(layouts[path]),
+        "rows are looked up": is_table,
     }
     of_mlp, of_loss = chunks
     of_mlp = getattr(config, "num_mlp_chunks", 1) if of_mlp is None else of_mlp
     if isinstance(of_mlp, int) and of_mlp > 1:
-        causes[f"are multiplied in {of_mlp} num_mlp_chunks"] = in_feed_forward
+        causes[f"num_mlp_chunks is {of_mlp}"] = in_feed_forward
     if isinstance(of_loss, int) and of_loss > 1:
-        causes[f"are multiplied in {of_loss} num_loss_chunks"] = is_head
+        causes[f"num_loss_chunks is {of_loss}"] = is_head
     problems = [
-        f"{', '.join(refused)} {cause}"
+        f"{', '.join(refused)} ({cause})"
         for cause, holds in causes.items()
         if (refused := [path for path in kernels if holds(path)])
     ]
     if not problems:
         return None
     return (
-        f"falls on what each kernel is multiplied with, and {'; '.join(problems)}, where there can "
-        "be none: leave these out of `targets`, leave out the chunks, or set dropout to 0"
+        f"falls on what kernels are multiplied with, and cannot with {'; '.join(problems)}: leave "
+        "these out of `targets`, leave the chunks out, or set dropout to 0"
     )
 
 
