@@ -357,7 +357,7 @@ def plan_for_memory(
         return plan_with(_changed(recipe, given))
     if not may_chunk and not given:
         logger.info(
-            "%s auto: without num_mlp_chunks, for lora.dropout falls on what the feed-forward "
+            "%s auto: no feed-forward chunks, for lora.dropout falls on what the feed-forward "
             "layers' kernels are multiplied with", key,
         )  # fmt: skip
     if given or not may_chunk or not _can_chunk(recipe):
