@@ -390,6 +390,26 @@ def test_dropout_of_each_parts_inputs_is_its_own_where_its_factors_are(kinds):
     assert (kept != kept[:, :, :1]).any() == has_own
 
 
+def test_the_backward_pass_draws_masks_again_and_keeps_none():
+    base = {"w": np.ones((6, 4), np.float32)}
+    x, keys = np.ones((2, 64, 6), np.float32), jax.random.split(jax.random.key(2), 2)
+
+    def multiply(params, x, rngs, is_training):
+        return x @ params["w"]
+
+    lora = plan_lora(base, multiply, x, None, True, rank=1, alpha=1, targets="w", dropout=0.5)
+    factors = lora.start(base, jax.random.key(0))["lora"]
+
+    def adapted(factors, x):
+        return lora.adapt_loss(multiply)({"base": base, "lora": factors}, x, keys, True)
+
+    _, backward = jax.vjp(adapted, factors, x)
+
+    kept = [leaf for leaf in jax.tree.leaves(backward) if leaf.size >= x.size]
+    assert len(kept) == 1
+    np.testing.assert_array_equal(kept[0], x)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",

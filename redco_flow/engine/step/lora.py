@@ -193,38 +193,35 @@ class _Adapted(Deferred):
         """Return the product with the kernel and what the factors add to it."""
         dtype, dropout = equation.invars[side].aval.dtype, self.dropout
         use = None if dropout is None else next(dropout.uses)
+        has_magnitudes = values[side].magnitudes is not None
 
         def multiply(x: jax.Array, value: _Value) -> jax.Array:
             kernel = self._cast(self._kernel(value)).astype(dtype)
             result: jax.Array = bind(equation, (x, kernel) if side else (kernel, x))[0]
-            if dropout is None or use is None:
-                return result + self._added(product, x, value, self.scale)
             of_a, letters = self.equation.split(",")[0], self.equation.split("->")[1]
-            apart = "".join(one for one in of_a[:-1] if one not in product.contracted)
-            has_factors = value.magnitudes is None
-            names, shape = (of_a, value.a.shape) if has_factors else (letters, kernel.shape)
-            x = dropout.drop(x, value.keys, use, [shape[names.index(one)] for one in apart])
-            if has_factors:
-                return result + self._added(product, x, value, self.scale * dropout.scale, apart)
-            change = self._cast(dropout.scale * (self._sum(value) - self._kernel(value)))
-            return result + product.of_kernel(x, change.astype(dtype), letters, apart)
+            ratio, apart = 1.0, ""
+            if dropout is not None and use is not None:
+                ratio = dropout.scale
+                apart = "".join(one for one in of_a[:-1] if one not in product.contracted)
+                names, sized = (letters, kernel) if has_magnitudes else (of_a, value.a)
+                sizes = [sized.shape[names.index(one)] for one in apart]
+                x = dropout.drop(x, value.keys, use, sizes)
+            if has_magnitudes:
+                change = self._cast(ratio * (self._sum(value) - self._kernel(value)))
+                return result + product.of_kernel(x, change.astype(dtype), letters, apart)
+            scaled = ratio * self.scale * value.b
+            change = product.of_factors(x, value.a, scaled, self.equation, apart)
+            if self.parts is not None:
+                at, numbers = self.parts
+                position, size = product.result.index(letters[at]), kernel.shape[at]
+                change = _spread(change, position, numbers, size, fill=0)
+            return result + change
 
         value = values[side]
         # Made again in the backward pass, not kept: a kernel in another dtype, and a mask.
         if value.kernel.dtype != dtype or dropout is not None:
             multiply = jax.checkpoint(multiply, prevent_cse=not self.is_row)
         return multiply(values[1 - side], value)
-
-    def _added(
-        self, product: KernelProduct, x: jax.Array, value: _Value, scale: float, apart: str = ""
-    ) -> jax.Array:
-        """Return the product with the factors; `apart` as in `KernelProduct.of_factors`."""
-        change = product.of_factors(x, value.a, scale * value.b, self.equation, apart)
-        if self.parts is None:
-            return change
-        at, numbers = self.parts
-        position = product.result.index(self.equation.split("->")[1][at])
-        return _spread(change, position, numbers, value.kernel.shape[at], fill=0)
 
 
 def _norms(kernel: jax.Array, inputs: tuple[int, ...], parts: Parts | None) -> jax.Array:

@@ -40,7 +40,7 @@ class KernelDropout:
 
     @property
     def scale(self) -> float:
-        """What numbers that are kept count, so that the expectation is that without dropout."""
+        """The factor of the numbers that are kept, so that expectations stay as they are."""
         return 1 / (1 - self.rate)
 
     def keys(self, rngs: jax.Array, number: int, num_layers: int | None) -> jax.Array:
