@@ -113,7 +113,10 @@ def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any)
     if options.lora:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), params)
         traced = (params, loss_fn, batch, None, False)
-        lora = plan_lora(*traced, rank=options.lora, alpha=2.0 * options.lora, targets=ALL_LINEAR)
+        lora = plan_lora(
+            *traced, rank=options.lora, alpha=2.0 * options.lora, targets=ALL_LINEAR,
+            dropout=options.dropout,
+        )  # fmt: skip
     optimizer = optax.adamw(1e-4)
     found = TrainingPlan(
         deployer, loss_fn=loss_fn, params=params, optimizer=optimizer, sharding_rules=rules,
@@ -227,6 +230,7 @@ def main() -> None:
     parser.add_argument("--offload-share", type=float, default=1.0)
     parser.add_argument("--mlp-chunks", type=int, default=1)
     parser.add_argument("--lora", type=int, metavar="RANK", help="beside a base in bfloat16")
+    parser.add_argument("--dropout", type=float, default=0.0, help="of what --lora's factors read")
     parser.add_argument("--whole", action="store_true", help="compile all layers and nothing else")
     parser.add_argument("--layers", type=int, default=LAYERS, help="with --whole")
     parser.add_argument("--hlo", type=Path, help="with --whole: where the program's text goes")

@@ -159,7 +159,7 @@ class TrainingPlan:
         self.rules = self.model_rules
         model_loss, model_params = loss_fn, params
         if lora is not None:
-            params, loss_fn = lora.shapes(params), lora.adapt(loss_fn)
+            params, loss_fn = lora.shapes(params), lora.adapt_loss(loss_fn)
             self.rules = lora.rules(self.model_rules, params)
         optimizer, mask = restrict(optimizer, params, trainable)
         marks = lora.marks(model_params) if lora is not None else trained_marks(params, mask)
@@ -182,7 +182,6 @@ class TrainingPlan:
             max_grad_norm=max_grad_norm,
             trainable=mask,
             sharding=self.storage["params"].stored_sharding,
-            drop=None if lora is None else lora.drop,
         )
         self.train_step = jit_train_step(deployer, step, self.storage)
         self.eval_step = deployer.jit(

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import dropout, example_keys, fold_keys
 from redco_flow.models.families.encoders import BertFamilyConfig
 from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.find import find_model
@@ -25,7 +26,6 @@ from redco_flow.models.hub import tensors
 from redco_flow.models.hub.layouts import linear_layouts
 from redco_flow.models.hub.tensors import TensorFiles
 from redco_flow.models.projections import product, wide_product
-from redco_flow.models.random import dropout, example_keys, fold_keys
 from redco_flow.models.transformer.blocks import normal
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.random import dropout, example_keys
+from redco_flow.engine.random import dropout, example_keys
 
 Params = dict[str, Any]
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.engine.step.lora_products import plain_product_rule
+from redco_flow.engine.step.lora_products import has_masks, plain_product_rule
 
 Factors = tuple[jax.Array, jax.Array]
 
@@ -99,8 +99,11 @@ def num_groups_held(num_groups: int, num_heads: int) -> int:
     """Return how many key-value groups to compute so that the shards can split them.
 
     Where there are fewer groups than shards each is repeated: every shard then has the group of
-    its own heads, and no scores are exchanged. Where that does not come out even, as they are.
+    its own heads, and no scores are exchanged. Where that does not come out even, or what the
+    kernel reads has masks, as they are.
     """
+    if has_masks.value:
+        return num_groups
     repeated = math.lcm(num_groups, num_model_shards())
     return repeated if num_heads % repeated == 0 else num_groups
 
@@ -108,11 +111,12 @@ def num_groups_held(num_groups: int, num_heads: int) -> int:
 def project_together(x: jax.Array, kernels: Sequence[SplitKernel]) -> list[jax.Array]:
     """Multiply `x` (…, D) by each kernel (D, *X); give (…, *X) for each.
 
-    Over several shards all kernels are laid side by side, shard by shard, and multiplied once.
+    Over several shards all kernels are laid side by side, shard by shard, and multiplied once, but
+    where what each of them reads has masks.
     """
     num_shards = num_model_shards()
     are_even = all(kernel.shape[dim] % num_shards == 0 for kernel, dim in kernels)
-    if num_shards == 1 or len(kernels) == 1 or not are_even:
+    if num_shards == 1 or len(kernels) == 1 or not are_even or has_masks.value:
         return [product(x, kernel.astype(x.dtype)) for kernel, _ in kernels]
     flat = [
         jnp.moveaxis(kernel.astype(x.dtype), dim, 1).reshape(kernel.shape[0], num_shards, -1)
@@ -139,11 +143,11 @@ def merge_together(terms: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
     """Add the products of activations (…, *X) with their kernels (*X, D): (…, D).
 
     The first of each pair's X dims is the one that is split; over several shards all terms are
-    one contraction.
+    one contraction, but where what each kernel reads has masks.
     """
     num_shards = num_model_shards()
     are_even = all(kernel.shape[0] % num_shards == 0 for _, kernel in terms)
-    if num_shards == 1 or len(terms) == 1 or not are_even:
+    if num_shards == 1 or len(terms) == 1 or not are_even or has_masks.value:
         products = [product(x, kernel.astype(x.dtype), kernel.ndim - 1) for x, kernel in terms]
         return sum(products[1:], start=products[0])
     inputs, kernels = [], []

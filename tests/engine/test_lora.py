@@ -1,6 +1,7 @@
 """Low-rank factors beside kernels: trained alone, merged exactly."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
@@ -305,25 +307,118 @@ def test_four_bits_are_off_by_half_a_gap_at_most():
     assert (np.abs(found - kernel) <= 0.152 * of_weights).all()
 
 
-def test_a_steps_factors_do_not_see_some_inputs():
-    lora, key = plan(dropout=0.25), jax.random.key(1)
-    start = with_factors(lora)
+def of_pairs(params, batch, rngs, is_training):
+    """What two kernels, the first of them twice, give in each layer (L, 3, 2 B, T, D)."""
+    x = batch["x"].reshape(-1, *batch["x"].shape[2:])
 
-    dropped = lora.drop(start, key)
+    @jax.checkpoint
+    def layer(x, p):
+        return x, jnp.stack([x @ p["one"], product(x, p["two"]), x @ p["one"]])
 
-    for path, factors in dropped["lora"].items():
-        a, own = np.asarray(factors["a"]), np.asarray(start["lora"][path]["a"])
-        is_kept = (a != 0).any(axis=-1, keepdims=True)
-        assert 0.6 < is_kept.mean() < 0.9
-        np.testing.assert_allclose(a, np.where(is_kept, own / 0.75, 0), rtol=1e-6)
-        np.testing.assert_array_equal(factors["b"], start["lora"][path]["b"])
-    of_layers = np.asarray(dropped["lora"]["layers/up"]["a"] != 0)
-    assert (of_layers[0] != of_layers[1]).any()
-    assert plan().drop(start, key) is start
+    return jax.lax.scan(layer, x, params)[1]
+
+
+def test_dropout_zeroes_each_number_that_factors_read_by_itself_whatever_the_micro_batch():
+    """The kernels are zero and the factors the identity: the result is what they read."""
+    rate, width, keys = 0.25, 8, jax.random.split(jax.random.key(1), 32)
+    base = {name: np.zeros((2, width, width), np.float32) for name in ("one", "two")}
+    x = np.ones((len(keys), 2, 32, width), np.float32)
+    lora = plan_lora(
+        base, of_pairs, {"x": x}, None, True,
+        rank=width, alpha=width, targets="one|two", dropout=rate,
+    )  # fmt: skip
+    identity = np.broadcast_to(np.eye(width, dtype=np.float32), (2, width, width))
+    full = {"base": base, "lora": {name: {"a": identity, "b": identity} for name in base}}
+    adapted = jax.jit(lora.adapt_loss(of_pairs), static_argnums=3)
+
+    flat = np.asarray(adapted(full, {"x": x}, keys, True))
+
+    found = flat.reshape(2, 3, *x.shape)
+    np.testing.assert_allclose(np.unique(found), [0, 1 / (1 - rate)])
+    four_sigma = 4 / np.sqrt(found.size)
+    assert found.mean() == pytest.approx(1, abs=four_sigma * np.sqrt(rate / (1 - rate)))
+    centred = (found - 1) / np.sqrt(rate / (1 - rate))
+    for dim in range(found.ndim):  # layers, products, rows, pairs, tokens and inputs
+        products = centred * np.roll(centred, 1, axis=dim)
+        assert abs(products.mean()) < 2 * four_sigma, dim
+    for size in (1, 2, 4):
+        some = adapted(full, {"x": x[4 : 4 + size]}, keys[4 : 4 + size], True)
+        np.testing.assert_array_equal(flat[:, :, 8 : 8 + 2 * size], some)
+    np.testing.assert_array_equal(adapted(full, {"x": x}, keys, False), np.ones_like(flat))
+    with pytest.raises(EngineError, match=r"activations \(64, 32, 8\), whose first dim"):
+        adapted(full, {"x": x}, keys[:3], True)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {}, {"separate": True}, {"dora": True, "separate": True}, {"base_dtype": "int8"},
+        {"targets": None, "named": {"w": (1, (0, 2))}},
+        {"targets": None, "named": {"w": (1, (0, 2))}, "dora": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_dropout_of_each_parts_inputs_is_its_own_where_its_factors_are(kinds):
+    """Dropout of all but the factors' part of a product is that of one number at a time."""
+    rng = np.random.default_rng(5)
+    base = {"w": rng.normal(size=(6, 3, 4)).astype(np.float32)}
+    keys = jax.random.split(jax.random.key(2), 2)
+
+    def multiply(params, x, rngs, is_training):
+        return jnp.unstack(jnp.einsum("btd,dcf->btcf", x, params["w"]), axis=2)
+
+    x = np.broadcast_to(np.eye(6, dtype=np.float32), (2, 6, 6))
+    options = {"rank": RANK, "alpha": ALPHA, "targets": "w", "dropout": 0.5} | kinds
+    lora = plan_lora(base, multiply, x, None, True, **options)
+    start = lora.start(base, jax.random.key(0))
+    full = {**start, "lora": jax.tree.map(lambda leaf: leaf + 0.1, start["lora"])}
+
+    found = jnp.stack(lora.adapt_loss(multiply)(full, x, keys, True), axis=2)
+
+    # Of one number at a time a mask keeps what the factors add to a row of the kernel, or not.
+    widened = jnp.stack(lora.adapt(multiply)({**full, "lora": start["lora"]}, x, None, 0), axis=2)
+    added = jnp.stack(lora.adapt(multiply)(full, x, None, 0), axis=2) - widened
+    is_adapted = np.array([number in kinds.get("named", {"w": (1, (0, 1, 2))})["w"][1]
+                           for number in range(3)])  # fmt: skip
+    shares = np.asarray((found - widened)[:, :, is_adapted] / added[:, :, is_adapted])
+    np.testing.assert_allclose(found[:, :, ~is_adapted], widened[:, :, ~is_adapted])
+    np.testing.assert_allclose(np.minimum(abs(shares), abs(shares - 2)), 0, atol=1e-3)
+    kept = shares.mean(axis=-1).round() > 0
+    assert kept.any()
+    assert not kept.all()
+    has_own = "named" in kinds or "separate" in kinds
+    assert (kept != kept[:, :, :1]).any() == has_own
+
+
+def test_the_backward_pass_draws_masks_again_and_keeps_none():
+    base = {"w": np.ones((6, 4), np.float32)}
+    x, keys = np.ones((2, 64, 6), np.float32), jax.random.split(jax.random.key(2), 2)
+
+    def multiply(params, x, rngs, is_training):
+        return x @ params["w"]
+
+    lora = plan_lora(base, multiply, x, None, True, rank=1, alpha=1, targets="w", dropout=0.5)
+    factors = lora.start(base, jax.random.key(0))["lora"]
+
+    def adapted(factors, x):
+        return lora.adapt_loss(multiply)({"base": base, "lora": factors}, x, keys, True)
+
+    _, backward = jax.vjp(adapted, factors, x)
+
+    kept = [leaf for leaf in jax.tree.leaves(backward) if leaf.size >= x.size]
+    assert len(kept) == 1
+    np.testing.assert_array_equal(kept[0], x)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [{}, {"rank_stabilized": True}, {"dora": True}], ids=str)
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {}, {"rank_stabilized": True}, {"dora": True}, {"dropout": 0.25},
+        {"dropout": 0.25, "dora": True},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_results_and_gradients_are_those_of_peft(kinds):
     torch = pytest.importorskip("torch", reason="install redco-flow[reference] for torch")
     peft = pytest.importorskip("peft", reason="install peft")
@@ -331,9 +426,15 @@ def test_results_and_gradients_are_those_of_peft(kinds):
     kernel, x, weights = (
         rng.normal(size=shape).astype(np.float32) for shape in ((16, 24), (5, 16), (5, 24))
     )
-    lora = plan_lora(
-        {"w": kernel}, lambda p, x: x @ p["w"], x, rank=3, alpha=8.0, targets="w", **kinds
-    )
+
+    def multiply(params, x, rngs, is_training):
+        return x @ params["w"]
+
+    def plan_with(rank, **kinds):
+        given = ({"w": kernel}, multiply, x, None, True)
+        return plan_lora(*given, rank=rank, alpha=8.0, targets="w", **kinds)
+
+    lora, keys = plan_with(3, **kinds), jax.random.split(jax.random.key(1), len(x))
     state = lora.start({"w": kernel}, jax.random.key(0))
     factors = {
         name: np.asarray(values + 0.3 * rng.normal(size=values.shape), np.float32)
@@ -341,13 +442,15 @@ def test_results_and_gradients_are_those_of_peft(kinds):
     }
 
     def total(factors):
-        y = lora.adapt(lambda p, x: x @ p["w"])({"base": {"w": kernel}, "lora": {"w": factors}}, x)
+        params = {"base": {"w": kernel}, "lora": {"w": factors}}
+        y = lora.adapt_loss(multiply)(params, x, keys, True)
         return (y * weights).sum(), y
 
     gradients, found = jax.grad(total, has_aux=True)(factors)
 
     flags = {"use_rslora": "rank_stabilized" in kinds, "use_dora": "dora" in kinds}
-    settings = peft.LoraConfig(r=3, lora_alpha=8, target_modules=["0"], **flags)
+    rate = kinds.get("dropout", 0.0)
+    settings = peft.LoraConfig(r=3, lora_alpha=8, target_modules=["0"], lora_dropout=rate, **flags)
     linear = torch.nn.Linear(16, 24, bias=False)
     linear.weight.data = torch.tensor(kernel.T.copy())
     model = peft.get_peft_model(torch.nn.Sequential(linear), settings)
@@ -357,6 +460,14 @@ def test_results_and_gradients_are_those_of_peft(kinds):
         theirs["m"] = layer.lora_magnitude_vector["default"].weight
     for name, parameter in theirs.items():
         parameter.data = torch.tensor(factors[name].T.copy())
+    if rate:
+        # Of what is read there remains the mask, by factors that are the identity.
+        identity = {"a": np.eye(16, dtype=np.float32), "b": np.eye(16, 24, dtype=np.float32) * 2}
+        nothing = {"base": {"w": 0 * kernel}, "lora": {"w": identity}}
+        masks = plan_with(16, dropout=rate).adapt_loss(multiply)(nothing, 0 * x + 1, keys, True)
+        mask = torch.tensor(np.asarray(masks)[:, :16])
+        hook = layer.lora_dropout["default"].register_forward_hook
+        hook(lambda _module, inputs, _output: inputs[0] * mask)
     result = model(torch.tensor(x))
     (result * torch.tensor(weights)).sum().backward()
 
@@ -462,6 +573,9 @@ def test_what_is_more_than_a_product_gets_the_sum_of_kernel_and_factors(multiply
     found = with_gradients(lora.adapt(score))
     expected = with_gradients(lambda params, x: score(lora.merge(params), x))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    dropping = replace(lora, dropout=0.5).adapt_loss(lambda params, *_: score(params, x))
+    with pytest.raises(EngineError, match=r"dropout=0\.5 falls on what w is multiplied with"):
+        dropping({"base": base, "lora": factors}, x, jax.random.split(jax.random.key(0), 4), True)
 
 
 @pytest.mark.slow
@@ -600,6 +714,53 @@ def test_a_models_kernels_are_found_by_what_they_do():
     assert stacks == {"q": (0,), "kv": (0, 2), "out": (0,), "wi": (0, 2), "wo": (0,)}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "values",
+    [
+        {
+            "model_type": "gptj", "n_embd": 16, "n_layer": 1, "n_head": 4, "rotary_dim": 4,
+            "attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0,
+        },
+        {
+            "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 24,
+        },
+    ],
+    ids=lambda values: values["model_type"],
+)  # fmt: skip
+def test_a_decoders_factors_have_the_same_dropout_on_a_mesh(values):
+    """Shards would share a causal text out evenly, join a parallel block's kernels (GPT-J's) and
+    repeat keys and values where they are few."""
+    module = find_model(values["model_type"])
+    config = module.Config.from_hugging_face(
+        {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, **values}
+    )
+    base, batch = draw_params(module, config, stddev=0.1), {"ids": np.arange(16).reshape(2, 8)}
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def score(params, batch, rngs, is_training):
+        return module.apply(config, params, batch["ids"])
+
+    lora = plan_lora(base, score, batch, None, True, rank=2, alpha=4, targets="layers", dropout=0.5)
+    drawn = jax.eval_shape(lora.start, base, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    factors = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype("f"), drawn["lora"])
+
+    def outcome(*shape):
+        def adapted(factors):
+            scores = lora.adapt_loss(score)({"base": base, "lora": factors}, batch, keys, True)
+            return jnp.sum(jnp.sin(scores)), scores
+
+        mesh = jax.make_mesh(shape, ("context", "model"), axis_types=(AxisType.Auto,) * 2)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            placed = jax.device_put(factors, NamedSharding(mesh, P()))
+            return jax.device_get(jax.jit(jax.grad(adapted, has_aux=True))(placed))
+
+    found, expected = outcome(2, 2), outcome(1, 1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-3, 1e-3), found, expected)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -608,6 +769,7 @@ def test_a_models_kernels_are_found_by_what_they_do():
         ({"rank": 0}, "rank=0 must be at least 1"),
         ({"full": ("heads",)}, "no parameters heads to train in full; parameters: head, layers"),
         ({"targets": "head", "full": ("head",)}, r"matches no kernel; .*trained in full: head"),
+        ({"dropout": 1.0}, r"dropout=1\.0 must be at least 0 and below 1"),
         ({"named": {"table": None}}, "table cannot have factors: nothing is multiplied with it"),
     ],
 )

@@ -201,7 +201,8 @@ def records_of(bench):
 def test_factors_learn_preferences_with_their_base_as_reference(bench, finetuned, pairs, scored):
     """Engine case 63: resumed in the middle, on two model shards, as on one."""
     inputs = {"dataset": [pairs], "start_from": [finetuned[1]], "reference_scores": [scored]}
-    settings = PREFER | LORA | {"eval": {"metrics": ["preference_accuracy"]}, "keep": {"last": 2}}
+    lora = {"lora": LORA["lora"] | {"dropout": 0.1}}
+    settings = PREFER | lora | {"eval": {"metrics": ["preference_accuracy"]}, "keep": {"last": 2}}
     bench.run(train, settings, inputs, work="whole")
     whole = records_of(bench)
 

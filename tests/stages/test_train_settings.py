@@ -5,7 +5,7 @@ from stage_kinds import train
 
 from redco_flow.spec.load import settings_of
 from redco_flow.spec.pipeline import ModelSection
-from redco_flow.stages.train.sections import targets_problem
+from redco_flow.stages.train.sections import dropout_problem, targets_problem
 
 TEXTS = {"recipe": "text_to_text", "model": {"family": "t5"}}
 IMAGES = {"image_size": 4, "patch_size": 2}
@@ -48,3 +48,30 @@ def test_targets_may_name_the_head_of_labels_beside_others(family, targets):
     model = ModelSection(family=family)
 
     assert targets_problem(targets, family, model, has_labels=True) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "chunks", "refused"),
+    [
+        ("llama", ["q_proj", "down_proj"], (4, "auto"), "layers/mlp/wo (num_mlp_chunks is 4)"),
+        ("llama", ["q_proj", "lm_head"], (4, 2), "lm_head (num_loss_chunks is 2)"),
+        ("llama", ".", ("auto", "auto"), None),
+        ("llama", "all-linear", (None, 2), None),
+        ("gpt2", "wte|attn", (None, 1), "embedding (rows are looked up)"),
+        ("mixtral", "all-linear", (1, 1), "layers/experts/wi, layers/experts/wo (experts)"),
+        ("gpt_oss", ["q_proj", "experts"], (1, 1), "layers/experts/wi, layers/experts/wo (ex"),
+        ("mixtral", ["q_proj", "gate"], (1, 1), None),
+        ("vit", "patches|query", (None, 1), "patches/kernel (a convolution)"),
+    ],
+)
+def test_dropout_is_refused_of_kernels_that_are_not_plainly_multiplied_with(
+    family, targets, chunks, refused
+):
+    model = ModelSection(family=family, config=IMAGES if family == "vit" else {})
+
+    problem = dropout_problem(targets, family, model, chunks, has_labels=family == "vit")
+
+    if refused is None:
+        assert problem is None
+    else:
+        assert f"and cannot with {refused}" in problem

@@ -165,6 +165,23 @@ def test_a_mixture_of_experts_is_planned_without_chunks_and_refuses_a_number(tok
         config_of(model={"family": "mixtral"}, **refused)
 
 
+def test_what_factors_with_dropout_read_is_not_cut_into_chunks(tokenizer, caplog):
+    recipe = recipe_of(tokenizer, TINY | {"tie_word_embeddings": False})
+    batch = recipe.collate_fn([EXAMPLE])
+    limits = {"devices": jax.devices()[:1], "device_memory_gib": 0.0001}
+    lora = {"targets": "wo|lm_head", "rank": 2, "dropout": 0.1}
+
+    with caplog.at_level("INFO"):
+        plan = plan_training(
+            config_of(lora=lora, num_mlp_chunks="auto"), recipe, batch, 3, **limits
+        )
+
+    assert "num_mlp_chunks auto: no feed-forward chunks, for lora.dropout" in caplog.text
+    assert "num_loss_chunks auto: 1, for lora.dropout" in caplog.text
+    assert "8 takes" not in caplog.text
+    assert plan.lora.dropout == 0.1
+
+
 def test_what_is_frozen_and_the_momentum_take_half_the_memory_where_that_is_asked_for(tokenizer):
     recipe = recipe_of(tokenizer, TINY)
     batch = recipe.collate_fn([EXAMPLE])

@@ -135,6 +135,10 @@ class Roles:
         """Say whether a dim numbers parts that are cut from each other, as q, k and v."""
         return bool(dim) and set(dim) <= self._facts.get(Fact.SLICED, set())
 
+    def counts_layers(self, dim: Dim) -> bool:
+        """Say whether a dim numbers layers, also where there is one."""
+        return set(dim) <= self._facts.get(Fact.LAYER, set())
+
     def without_parts(self, dim: Dim) -> Dim:
         """Return a dim's atoms behind those that number parts cut from each other."""
         cut, count = self._facts.get(Fact.SLICED, set()), 0

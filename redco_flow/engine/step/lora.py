@@ -9,8 +9,7 @@ Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, 
 they are asked to be `separate`.
 Kalajdzievski 2023, rank-stabilised: the product counts alpha / sqrt(R) times. Liu et al. 2024,
 DoRA: a trained magnitude for each output takes the place of its column's norm, which gradients take
-for a constant, as in PEFT. Lin et al. 2024, LoRA Dropout, section 3.2: in training a step's factors
-do not see inputs that are drawn again; differs: B loses no outputs.
+for a constant, as in PEFT. Dropout of what the factors read is PEFT's, too: see `lora_dropout`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -39,15 +38,19 @@ from redco_flow.engine.sharding.rules import (
 from redco_flow.engine.sharding.shared_inputs import SharedInputs
 from redco_flow.engine.sharding.two_rules import read_roles
 from redco_flow.engine.step.deferred import Deferred, Outcome, bind, run_deferred
-from redco_flow.engine.step.lora_products import KernelProduct
+from redco_flow.engine.step.lora_dropout import KernelDropout, check_dropout
+from redco_flow.engine.step.lora_products import KernelProduct, has_masks
 from redco_flow.engine.step.lora_targets import (
     LETTERS,
     Parts,
     Target,
     choose_kernels,
     find_kernels,
+    kernels_of_experts,
     kernels_of_vocabularies,
+    looked_up,
 )
+from redco_flow.engine.step.loss import LossFn
 from redco_flow.engine.step.model_flops import LowRank, Mark
 from redco_flow.engine.step.quantization import BaseDtype, Blocks, EachOutput, Quantization
 
@@ -56,16 +59,28 @@ _ROUNDED_BY_CASTS = (jnp.float32, jnp.bfloat16, jnp.float16)
 BASE, FACTORS, SCALES = "base", "lora", "scales"
 
 
+class _Value(NamedTuple):
+    """A kernel and what belongs to it; keys are those of dropout, see `KernelDropout`."""
+
+    kernel: Any
+    a: Any
+    b: Any
+    scales: Any = None
+    magnitudes: Any = None
+    keys: Any = None
+
+
 @dataclass(frozen=True)
 class _Adapted(Deferred):
     """A kernel, A, B, and maybe scales and magnitudes, that together are a kernel.
 
     Args:
         inputs: positions of the dims that magnitudes do not have.
-        stored: how the kernel is quantized, with scales after the factors; None: it is not.
+        stored: how the kernel is quantized; None: it is not.
         parts: those of the kernel that have factors; None: all.
         casts: dtypes that it is cast to, one after the other.
         is_row: it was one of a stack, in a loop over that.
+        dropout: of what the factors read; None: there is none.
     """
 
     equation: str
@@ -76,9 +91,16 @@ class _Adapted(Deferred):
     parts: Parts | None = None
     casts: tuple[Any, ...] = ()
     is_row: bool = False
+    dropout: KernelDropout | None = None
     casts_first: ClassVar[bool] = False
 
     def use(self, value: Any) -> jax.Array:
+        if self.dropout is not None:
+            raise self.dropout.refusal("is used whole in a loop or a branch, or is a result")
+        return self.merged(value)
+
+    def merged(self, value: _Value) -> jax.Array:
+        """Return the sum of kernel and factors."""
         return self._cast(self._sum(value))
 
     def _cast(self, kernel: jax.Array) -> jax.Array:
@@ -86,26 +108,28 @@ class _Adapted(Deferred):
             kernel = kernel.astype(dtype)
         return kernel
 
-    def _sum(self, value: Any) -> jax.Array:
-        kernel, a, b, *magnitudes = value
-        if self.stored is not None:
-            scales, *magnitudes = magnitudes
-            kernel = self.stored.widen(kernel, scales)
-        change = self.scale * jnp.einsum(self.equation, a, b)
+    def _kernel(self, value: _Value) -> jax.Array:
+        if self.stored is None:
+            kernel: jax.Array = value.kernel
+            return kernel
+        return self.stored.widen(value.kernel, value.scales)
+
+    def _sum(self, value: _Value) -> jax.Array:
+        kernel = self._kernel(value)
+        change = self.scale * jnp.einsum(self.equation, value.a, value.b)
         if self.parts is not None:
             change = _spread(change, *self.parts, kernel.shape[self.parts[0]], fill=0)
         # Not in the kernel's dtype where that is narrower: most of the change would be rounded off.
         adapted: jax.Array = kernel.astype(jnp.promote_types(kernel.dtype, change.dtype)) + change
-        for magnitude in magnitudes:
-            norms = jax.lax.stop_gradient(_norms(adapted, self.inputs, self.parts))
-            # Of padding the norm is zero, and so is the magnitude.
-            ratios = magnitude / jnp.where(norms == 0, 1, norms)
-            if self.parts is not None:
-                position, numbers = _without(self.parts, self.inputs)
-                size = kernel.shape[self.parts[0]]
-                ratios = _spread(ratios, position, numbers, size, fill=1)
-            adapted = adapted * jnp.expand_dims(ratios, self.inputs)
-        return adapted
+        if value.magnitudes is None:
+            return adapted
+        norms = jax.lax.stop_gradient(_norms(adapted, self.inputs, self.parts))
+        # Of padding the norm is zero, and so is the magnitude.
+        ratios = value.magnitudes / jnp.where(norms == 0, 1, norms)
+        if self.parts is not None:
+            position, numbers = _without(self.parts, self.inputs)
+            ratios = _spread(ratios, position, numbers, kernel.shape[self.parts[0]], fill=1)
+        return adapted * jnp.expand_dims(ratios, self.inputs)
 
     def row(self) -> Deferred | None:
         if not self.is_stacked:
@@ -132,48 +156,72 @@ class _Adapted(Deferred):
         shared: SharedInputs,
     ) -> list[Outcome] | None:
         """Defer casts; multiply by the kernel and by the factors, and add the results."""
+        side = deferred.index(self)
         if equation.primitive.name == "convert_element_type":
             dtype = equation.params["new_dtype"]
-            if dtype not in _ROUNDED_BY_CASTS:
-                return None
-            return [(values[0], replace(self, casts=(*self.casts, dtype)))]
-        side = deferred.index(self)
-        has_magnitudes = len(values[side]) > 3 + (self.stored is not None)
-        if sum(how is not None for how in deferred) > 1 or has_magnitudes:
+            if dtype in _ROUNDED_BY_CASTS:
+                return [(values[0], replace(self, casts=(*self.casts, dtype)))]
+        elif equation.primitive.name == "sharding_constraint" and self.dropout is not None:
+            return [(values[0], self)]  # no number changes: the layout stays its own
+        elif sum(how is not None for how in deferred) == 1:
+            product = self._product(equation, side, values[side])
+            if product is not None:
+                return [(self._multiplied(equation, side, product, values), None)]
+        if self.dropout is not None:
+            raise self.dropout.refusal_of(equation)
+        return None
+
+    def _product(self, equation: Any, side: int, value: _Value) -> KernelProduct | None:
+        """Return the product that an operation is; None where it needs the sum."""
+        if value.magnitudes is not None and self.dropout is None:
             return None
-        of_factors, letters = self.equation.split("->")
+        of_a, letters = self.equation.split(",")[0], self.equation.split("->")[1]
         product = KernelProduct.read(equation, side, letters)
         if product is None or product.contracted != {letters[position] for position in self.inputs}:
             return None
-        parts = None if self.parts is None else letters[self.parts[0]]
-        if not {*product.x} & {*letters} - product.contracted <= {*of_factors.split(",")[0]} - {
-            parts
-        }:
-            return None  # a dim of the outputs that is one of the activations' too
+        # Dims of the kernel that are the activations' too: those of A alone have factors each.
+        shared = {*product.x} & {*letters} - product.contracted
+        if self.dropout is not None:
+            is_of_rows = product.x[0] not in {*letters}
+            return product if is_of_rows and not shared and not self.is_stacked else None
+        parts = set() if self.parts is None else {letters[self.parts[0]]}
+        return product if shared <= {*of_a} - parts else None
 
-        dtype = equation.invars[side].aval.dtype
+    def _multiplied(
+        self, equation: Any, side: int, product: KernelProduct, values: Sequence[Any]
+    ) -> jax.Array:
+        """Return the product with the kernel and what the factors add to it."""
+        dtype, dropout = equation.invars[side].aval.dtype, self.dropout
+        use = None if dropout is None else next(dropout.uses)
+        has_magnitudes = values[side].magnitudes is not None
 
-        def multiply(x: jax.Array, value: Any) -> jax.Array:
-            kernel, a, b, *scales = value
-            if self.stored is not None:
-                kernel = self.stored.widen(kernel, *scales)
-            kernel = self._cast(kernel).astype(dtype)
+        def multiply(x: jax.Array, value: _Value) -> jax.Array:
+            kernel = self._cast(self._kernel(value)).astype(dtype)
             result: jax.Array = bind(equation, (x, kernel) if side else (kernel, x))[0]
-            change = product.of_factors(x, a, self.scale * b, self.equation)
-            if self.parts is not None and parts is not None:
-                position = product.result.index(parts)
-                change = _spread(
-                    change, position, self.parts[1], kernel.shape[self.parts[0]], fill=0
-                )
+            of_a, letters = self.equation.split(",")[0], self.equation.split("->")[1]
+            ratio, apart = 1.0, ""
+            if dropout is not None and use is not None:
+                ratio = dropout.scale
+                apart = "".join(one for one in of_a[:-1] if one not in product.contracted)
+                names, sized = (letters, kernel) if has_magnitudes else (of_a, value.a)
+                sizes = [sized.shape[names.index(one)] for one in apart]
+                x = dropout.drop(x, value.keys, use, sizes)
+            if has_magnitudes:
+                change = self._cast(ratio * (self._sum(value) - self._kernel(value)))
+                return result + product.of_kernel(x, change.astype(dtype), letters, apart)
+            scaled = ratio * self.scale * value.b
+            change = product.of_factors(x, value.a, scaled, self.equation, apart)
+            if self.parts is not None:
+                at, numbers = self.parts
+                position, size = product.result.index(letters[at]), kernel.shape[at]
+                change = _spread(change, position, numbers, size, fill=0)
             return result + change
 
-        if values[side][0].dtype != dtype:  # made again in the backward pass, not kept
+        value = values[side]
+        # Made again in the backward pass, not kept: a kernel in another dtype, and a mask.
+        if value.kernel.dtype != dtype or dropout is not None:
             multiply = jax.checkpoint(multiply, prevent_cse=not self.is_row)
-        return [(multiply(values[1 - side], values[side]), None)]
-
-
-def _numbered(key: jax.Array, numbers: jax.Array) -> jax.Array:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+        return multiply(values[1 - side], value)
 
 
 def _norms(kernel: jax.Array, inputs: tuple[int, ...], parts: Parts | None) -> jax.Array:
@@ -223,8 +271,8 @@ class Lora:
         rank_stabilized: it counts alpha / sqrt(rank) times.
         dora: each output has a magnitude, `"m"` beside its A and B.
         separate: kernels that are stacked into one have an A each.
-        dropout: share of the inputs that a training step's factors do not see; the same ones for
-            all its tokens.
+        dropout: share of what factors read that training zeroes: each number of each token by
+            itself, again in each product with a kernel.
         stored: by path, how kernels that have factors are quantized; none: they are not.
         full: paths of the model's parameters that are trained in full, without factors.
     """
@@ -289,41 +337,50 @@ class Lora:
 
     def adapt(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` of the parameters with factors, given one of the model's."""
-        targets = {target.path: self._adapted(target) for target in self.targets}
+        return lambda params, *inputs: self._run(function, params, inputs, None)
+
+    def adapt_loss(self, loss_fn: LossFn) -> LossFn:
+        """Return the loss function of the parameters with factors; in training it has dropout.
+
+        Raises (where it is traced):
+            EngineError: there is dropout, and the function does more with a kernel than multiply
+                activations by it.
+        """
 
         def adapted(params: Any, *inputs: Any) -> Any:
-            values, deferred, shapes = [], [], []
-            for path, leaf in named_leaves(params[BASE]):
-                name = join(path)
-                deferred.append(targets.get(name))
-                values.append(leaf)
-                if name in params[FACTORS]:
-                    values[-1] = self._value(leaf, params, name)
-                    leaf = jax.eval_shape(targets[name].use, values[-1])
-                shapes.append(leaf)
-            used = jax.tree.unflatten(jax.tree.structure(params[BASE]), shapes)
-            return run_deferred(function, used, values, deferred, inputs)
+            _, rngs, is_training = inputs
+            rngs = rngs if is_training and self.dropout else None
+            return self._run(loss_fn, params, inputs, rngs)
 
         return adapted
 
-    def drop(self, params: Any, key: jax.Array) -> Any:
-        """Return the parameters with factors that do not see some inputs; traceable.
-
-        Which ones is drawn for each stack and input, whatever else lies in memory: on any mesh the
-        same. The others count 1 / (1 - dropout) times.
-        """
-        if not self.dropout:
-            return params
-        factors = dict(params[FACTORS])
-        for number, target in enumerate(self.targets):
-            own = factors[target.path]
-            keys = jax.random.fold_in(key, number)[None]
-            for size in own["a"].shape[:-1]:
-                keys = jax.vmap(_numbered, (0, None))(keys, jnp.arange(size)).reshape(-1)
-            kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.dropout))(keys)
-            kept = kept.reshape(*own["a"].shape[:-1], 1)
-            factors[target.path] = {**own, "a": jnp.where(kept, own["a"] / (1 - self.dropout), 0)}
-        return {**params, FACTORS: factors}
+    def _run(
+        self,
+        function: Callable[..., Any],
+        params: Any,
+        inputs: Sequence[Any],
+        rngs: jax.Array | None,
+    ) -> Any:
+        """Run it with dropout by the keys of the batch's rows; None: without."""
+        targets = {target.path: target for target in self.targets}
+        numbers = {path: number for number, path in enumerate(targets)}
+        values, deferred, shapes = [], [], []
+        for path, leaf in named_leaves(params[BASE]):
+            name, value, how = join(path), leaf, None
+            if name in targets:
+                how, value = self._adapted(targets[name]), self._value(leaf, params, name)
+                leaf = jax.eval_shape(how.merged, value)
+                if rngs is not None:
+                    dropout = KernelDropout(name, self.dropout)
+                    num_layers = leaf.shape[0] if how.is_stacked else None
+                    value = value._replace(keys=dropout.keys(rngs, numbers[name], num_layers))
+                    how = replace(how, dropout=dropout)
+            deferred.append(how)
+            values.append(value)
+            shapes.append(leaf)
+        used = jax.tree.unflatten(jax.tree.structure(params[BASE]), shapes)
+        with has_masks(rngs is not None):
+            return run_deferred(function, used, values, deferred, inputs)
 
     def merge(self, params: Any) -> Any:
         """Return the model's parameters with the products added; traceable."""
@@ -333,7 +390,7 @@ class Lora:
         for position, path in enumerate(paths):
             if path in targets:
                 value = self._value(leaves[position], params, path)
-                leaves[position] = self._adapted(targets[path]).use(value)
+                leaves[position] = self._adapted(targets[path]).merged(value)
         return jax.tree.unflatten(structure, leaves)
 
     def rules(self, rules: ShardingRules, params: Any) -> ShardingRules:
@@ -378,10 +435,10 @@ class Lora:
 
         return [mark(join(path), leaf.shape) for path, leaf in named_leaves(params)]
 
-    def _value(self, leaf: Any, params: Any, path: str) -> tuple[Any, ...]:
-        a, b, *magnitudes = (params[FACTORS][path][name] for name in ("abm" if self.dora else "ab"))
-        scales = [params[SCALES][path]] if path in self.stored else []
-        return (leaf, a, b, *scales, *magnitudes)
+    def _value(self, leaf: Any, params: Any, path: str) -> _Value:
+        own = params[FACTORS][path]
+        scales = params[SCALES][path] if path in self.stored else None
+        return _Value(leaf, own["a"], own["b"], scales, own.get("m"))
 
     def _adapted(self, target: Target) -> _Adapted:
         scale = self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
@@ -424,8 +481,8 @@ def plan_lora(
             them gets factors.
 
     Raises:
-        EngineError: rank below 1, not a regex, no such dtype, or no such parameter; the message
-            lists them.
+        EngineError: rank below 1, not a regex, no such dtype, or no such parameter; or dropout
+            where there can be none. The message lists them.
     """
     if base_dtype not in (None, *get_args(BaseDtype)):
         allowed = ", ".join(get_args(BaseDtype))
@@ -447,6 +504,9 @@ def plan_lora(
             f"lora targets={targets!r} matches no kernel; kernels: "
             f"{', '.join(kernel.path for kernel in kernels)}{besides}."
         )
+    if dropout:
+        tables = {one.path for one in chosen} & looked_up(params, roles)
+        check_dropout(dropout, tables, kernels_of_experts(chosen, params, roles))
     shapes = {join(path): leaf.shape for path, leaf in named_leaves(params)}
     stored = {
         one.path: _quantization(base_dtype, one, shapes[one.path])

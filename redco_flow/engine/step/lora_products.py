@@ -30,6 +30,14 @@ def plain_product_rule(backward: _Rule) -> _Rule:
     return backward
 
 
+has_masks: Any = jax.make_user_context(default_value=False)
+"""Whether a function is traced for dropout of what kernels are multiplied with: `has_masks.value`.
+
+Masks go by places and belong to kernels: a model must then neither reorder tokens for the mesh nor
+put kernels together, or repeat parts of them.
+"""
+
+
 @dataclass(frozen=True)
 class KernelProduct:
     """The dims of a product of activations x and a kernel; those of the kernel are its letters'.
@@ -80,22 +88,36 @@ class KernelProduct:
             product.params["precision"],
         )
 
-    def of_factors(self, x: jax.Array, a: jax.Array, b: jax.Array, factors: str) -> jax.Array:
+    def of_factors(
+        self, x: jax.Array, a: jax.Array, b: jax.Array, factors: str, added: str = ""
+    ) -> jax.Array:
         """Return (x A) B with the result's dims and dtype, multiplied in the dtype of x.
 
         Args:
             factors: the einsum from A and B to the kernel.
+            added: letters of A's that are dims of x too, behind those that it has in the product.
         """
         of_a, of_b = factors.split("->")[0].split(",")
         kept = [one for one in self.x if one not in self.contracted]
         apart = [one for one in of_a if one not in {*kept, *self.contracted}]
         between = "".join([*kept, *apart])
         a, b = a.astype(x.dtype), b.astype(x.dtype)
-        inner = jnp.einsum(f"{self.x},{of_a}->{between}", x, a, precision=self.precision)
+        inner = jnp.einsum(f"{self.x}{added},{of_a}->{between}", x, a, precision=self.precision)
         result: jax.Array = jnp.einsum(
             f"{between},{of_b}->{self.result}",
             inner,
             b,
+            precision=self.precision,
+            preferred_element_type=self.dtype,
+        )
+        return result
+
+    def of_kernel(self, x: jax.Array, kernel: jax.Array, letters: str, added: str) -> jax.Array:
+        """Return the product with another kernel; `added` as in `of_factors`."""
+        result: jax.Array = jnp.einsum(
+            f"{self.x}{added},{letters}->{self.result}",
+            x,
+            kernel,
             precision=self.precision,
             preferred_element_type=self.dtype,
         )

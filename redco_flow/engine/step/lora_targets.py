@@ -6,7 +6,7 @@ Dims in this file: R rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,19 +115,44 @@ def kernels_of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles
     """Paths of tables that tokens are looked up in, and of kernels with an output for each row."""
     leaves = [(join(path), leaf.shape) for path, leaf in named_leaves(params)]
     shapes, tables, sizes = dict(leaves), set(), set()
-    for event in roles.events:
-        if isinstance(event, Lookup) and event.by_tokens:
-            for number in event.sources:
-                path, shape = leaves[number]
-                dims = enumerate(roles.parameters[number])
-                tables.add(path)
-                sizes |= {shape[at] for at, dim in dims if set(dim) & set(event.rows)}
+    for number, event in _lookups(roles):
+        if event.by_tokens:
+            path, shape = leaves[number]
+            dims = enumerate(roles.parameters[number])
+            tables.add(path)
+            sizes |= {shape[at] for at, dim in dims if set(dim) & set(event.rows)}
     heads = {
         one.path
         for one in kernels
         if not one.stack and sizes & {shapes[one.path][at] for at in one.outputs}
     }
     return tables | heads
+
+
+def looked_up(params: Any, roles: Roles) -> set[str]:
+    """Paths of the parameters whose rows are taken by numbers."""
+    paths = [join(path) for path, _ in named_leaves(params)]
+    return {paths[number] for number, _ in _lookups(roles)}
+
+
+def _lookups(roles: Roles) -> Iterator[tuple[int, Lookup]]:
+    for event in roles.events:
+        if isinstance(event, Lookup):
+            for number in event.sources:
+                yield number, event
+
+
+def kernels_of_experts(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
+    """Paths of those that are stacked along more than layers and parts such as q, k and v."""
+    numbers = {join(path): number for number, (path, _) in enumerate(named_leaves(params))}
+
+    def is_stacked_further(kernel: Target) -> bool:
+        dims = roles.parameters[numbers[kernel.path]]
+        return not all(
+            roles.counts_layers(dims[at]) or roles.are_parts(dims[at]) for at in kernel.stack
+        )
+
+    return {kernel.path for kernel in kernels if is_stacked_further(kernel)}
 
 
 def find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[Target]:

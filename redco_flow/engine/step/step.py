@@ -155,11 +155,8 @@ def counting_skipped(state: State) -> State:
 
 def example_keys(seed: jax.Array, step: jax.Array | int, rows: jax.Array) -> jax.Array:
     """Return one key per row: the same for (seed, step, row) on any mesh and after a resume."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(_step_key(seed, step), rows)
-
-
-def _step_key(seed: jax.Array, step: jax.Array | int) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(seed), step)
+    of_step = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(of_step, rows)
 
 
 def make_train_step(
@@ -170,7 +167,6 @@ def make_train_step(
     max_grad_norm: float | None = None,
     trainable: Any = None,
     sharding: Any = None,
-    drop: Callable[[Any, jax.Array], Any] | None = None,
 ) -> Callable[[State, MicroBatches], tuple[State, Metrics]]:
     """Return the function (state, batch) -> (next state, metrics).
 
@@ -179,7 +175,6 @@ def make_train_step(
             keep state for those alone, see `trainable.only_trainable`.
         sharding: a tree of the parameters' shardings, for their gradients; None: the compiler's
             choice.
-        drop: (params, key of the step) -> params that the loss is computed with; None: as they are.
 
     The metrics are float32 scalars: the loss' sums `total`, `weight` and `measures`, `grad_norm`
     before clipping, and `learning_rate` as `lr_schedule` gives it for this optimizer step. A state
@@ -193,8 +188,6 @@ def make_train_step(
 
         def sums(trained: Any, micro_batch: MicroBatches) -> Sums:
             merged = merge(trained, params, mask)
-            if drop is not None:
-                merged = drop(merged, _step_key(state["seed"], state["step"]))
             return masked_sums(loss_fn, merged, micro_batch, state["seed"], state["step"])
 
         trained = select(params, mask)

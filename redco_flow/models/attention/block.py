@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from redco_flow.engine.random import keep_factors
 from redco_flow.models.attention.bias import Block, ByDistance, Hiding
 from redco_flow.models.attention.grouped import cap
 from redco_flow.models.numerics import attention_mask_bias, wide_einsum
-from redco_flow.models.random import keep_factors
 
 # Padding that only fills up blocks: below any sum of MASKED, and finite.
 NEVER = -1e30

@@ -10,10 +10,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import dropout
 from redco_flow.models.attention.bias import Biases, as_arrays, band_bias
 from redco_flow.models.layer_config import AttentionConfig
 from redco_flow.models.numerics import softmax, softmax_with_sinks, wide_einsum
-from redco_flow.models.random import dropout
 
 Window = int | jax.Array | None
 

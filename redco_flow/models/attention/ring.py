@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from redco_flow.engine.random import check_num_elements
 from redco_flow.models.attention.bias import Biases, ByDistance, Hiding
 from redco_flow.models.attention.block import Result, Scoring, Shared
 from redco_flow.models.attention.context import CONTEXT_AXIS, num_context_shards, on_context_shards
@@ -38,7 +39,6 @@ from redco_flow.models.attention.ring_turns import (
 from redco_flow.models.attention.splash import splash_attend
 from redco_flow.models.attention.triton import triton_attend
 from redco_flow.models.layer_config import AttentionConfig
-from redco_flow.models.random import check_num_elements
 from redco_flow.models.transformer.saved_activations import named_in_parts
 
 

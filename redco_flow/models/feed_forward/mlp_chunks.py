@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import check_num_elements, keep_factors
 from redco_flow.models.feed_forward.token_shards import compute_on_shards
 from redco_flow.models.layer_config import MlpConfig
 from redco_flow.models.projections import SplitKernel, product
-from redco_flow.models.random import check_num_elements, keep_factors
 from redco_flow.models.transformer.blocks import Mlp, activate
 
 Arrays = list[jax.Array]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import example_keys
 from redco_flow.models.attention.context import num_context_shards
 from redco_flow.models.generation.beam import EarlyStopping, beam_search
 from redco_flow.models.generation.greedy import (
@@ -35,7 +36,6 @@ from redco_flow.models.generation.logits_processors import (
     read_start_token,
 )
 from redco_flow.models.generation.sampling import Sampling, draw, keys_of_sequences
-from redco_flow.models.random import example_keys
 
 
 class ForcedTokens(NamedTuple):

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from redco_flow.engine.random import fold_in, random_bits
 from redco_flow.models.numerics import MASKED
-from redco_flow.models.random import fold_in, random_bits
 
 # Beyond all positions, which are folded into the same keys.
 _SEQUENCES = 1 << 30

@@ -88,7 +88,7 @@ def find_targets(
     """
     entries = [targets] if isinstance(targets, str) else list(targets)
     if ALL_LINEAR in entries:
-        convolutions = tuple(path for path, one in layouts.items() if _is_convolution(one))
+        convolutions = tuple(path for path, one in layouts.items() if is_convolution(one))
         return FoundTargets(ALL_LINEAR, without=convolutions)
     names = _Names(shapes, renamings or {})
     matrices = [
@@ -194,7 +194,8 @@ def _is_matrix(layout: TensorLayout) -> bool:
     return layout.name.endswith(_WEIGHT) and len(layout.tensor_dims) >= _DIMS_OF_MATRIX
 
 
-def _is_convolution(layout: TensorLayout) -> bool:
+def is_convolution(layout: TensorLayout) -> bool:
+    """Say whether a kernel is moved over an image, and not multiplied with."""
     return len(layout.tensor_dims) > _DIMS_OF_MATRIX and "expert" not in layout.dims
 
 

@@ -15,12 +15,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import dropout
 from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.attention.rotary import Rotation, rotate
 from redco_flow.models.layer_config import AttentionConfig, ClampedGate, MlpConfig, NormConfig
 from redco_flow.models.numerics import layer_norm, rms_norm
 from redco_flow.models.projections import SplitKernel, num_groups_held, product, wide_product
-from redco_flow.models.random import dropout
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,

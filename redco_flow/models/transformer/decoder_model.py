@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import dropout, example_keys, fold_keys
+from redco_flow.engine.step.lora_products import has_masks
 from redco_flow.models.attention.bias import Biases, default_positions, row_biases
 from redco_flow.models.attention.cache import (
     StepLayer,
@@ -28,7 +30,6 @@ from redco_flow.models.attention.rotary import Rotation, rotations
 from redco_flow.models.config import ENDLESS_WINDOW, DecoderConfig
 from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.projections import product
-from redco_flow.models.random import dropout, example_keys, fold_keys
 from redco_flow.models.transformer.blocks import Norm, normal, zeros
 from redco_flow.models.transformer.decoding_layers import (
     call_layer,
@@ -220,7 +221,7 @@ class Decoder(LanguageModel):
         c = self.config
         # With a window shards are balanced in the text's order; dropout's masks belong to places.
         is_alike = not c.attention.is_causal or c.common_window is not None
-        if is_alike or (keys is not None and c.drops):
+        if is_alike or has_masks.value or (keys is not None and c.drops):
             return SequenceOrder()
         return balanced_where_possible(length)
 

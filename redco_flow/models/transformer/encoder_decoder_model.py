@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import example_keys, fold_keys
 from redco_flow.models.attention.bias import as_arrays, row_biases
 from redco_flow.models.attention.cache import (
     SourceCache,
@@ -35,7 +36,6 @@ from redco_flow.models.attention.cache import (
 from redco_flow.models.config import EncoderDecoderConfig, StackConfig
 from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.family import Params
-from redco_flow.models.random import example_keys, fold_keys
 from redco_flow.models.transformer.blocks import Linear, normal, zeros
 from redco_flow.models.transformer.decoding_layers import (
     cast_for_products,

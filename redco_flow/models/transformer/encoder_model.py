@@ -26,12 +26,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.random import example_keys
 from redco_flow.models.attention.bias import Biases, row_biases
 from redco_flow.models.config import EncoderConfig, ImageEncoderConfig
 from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.family import ModelFamily, Params
 from redco_flow.models.projections import product, wide_product
-from redco_flow.models.random import example_keys
 from redco_flow.models.transformer.blocks import Linear, Norm, activate, normal, zeros
 from redco_flow.models.transformer.stack import Stack
 

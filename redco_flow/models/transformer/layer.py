@@ -15,6 +15,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from redco_flow.engine.random import dropout, fold_keys
 from redco_flow.models.attention.bias import Bias
 from redco_flow.models.attention.cache import (
     BlockedHeads,
@@ -35,7 +36,6 @@ from redco_flow.models.feed_forward.mlp_chunks import feed_forward_in_chunks
 from redco_flow.models.layer_config import MlpConfig
 from redco_flow.models.numerics import attention_mask_bias
 from redco_flow.models.projections import SplitKernel, in_mesh, merge_together, project_together
-from redco_flow.models.random import dropout, fold_keys
 from redco_flow.models.transformer.blocks import Attention, Heads, Mlp, Norm
 from redco_flow.models.transformer.saved_activations import layer_choices, save_policy, saved
 

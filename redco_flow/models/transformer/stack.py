@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from redco_flow.engine.random import dropout, fold_keys
 from redco_flow.models.attention.bias import (
     Bias,
     Biases,
@@ -32,7 +33,6 @@ from redco_flow.models.attention.context import num_context_shards
 from redco_flow.models.config import StackConfig
 from redco_flow.models.numerics import MASKED
 from redco_flow.models.projections import num_groups_held
-from redco_flow.models.random import dropout, fold_keys
 from redco_flow.models.transformer.blocks import Norm, normal
 from redco_flow.models.transformer.decoding_layers import (
     call_layer,

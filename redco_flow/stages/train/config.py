@@ -52,6 +52,7 @@ from redco_flow.stages.train.sections import (
     ProfileConfig,
     ScheduleConfig,
     continuation_problems,
+    dropout_problem,
     optimizer_state_settings,
     targets_problem,
 )
@@ -436,6 +437,13 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
         problem = targets_problem(config.lora.targets, family, config.model, has_labels=has_labels)
         if problem is not None:
             yield ("lora", "targets"), problem
+        elif config.lora.dropout:
+            chunks = (config.num_mlp_chunks, config.num_loss_chunks)
+            problem = dropout_problem(
+                config.lora.targets, family, config.model, chunks, has_labels=has_labels
+            )
+            if problem is not None:
+                yield ("lora", "dropout"), problem
     given_recipe = find_recipe_if_any(config.recipe)
     is_needed = given_recipe is not None and given_recipe.compares(values_of(config.settings))
     if is_needed and "reference_scores" not in given:

@@ -32,6 +32,7 @@ from redco_flow.models.hub.module_names import FoundTargets, find_targets
 from redco_flow.recipes.recipe import Recipe, matmul_precision
 from redco_flow.stages.artifacts.recorded_model import find_recorded_model
 from redco_flow.stages.train.config import Config
+from redco_flow.stages.train.sections import in_feed_forward, is_head
 
 
 def plan_training(
@@ -78,6 +79,8 @@ def plan_training(
     schedule = _schedule(config, total_steps)
     lora = _plan_lora(config, recipe, traced)
     trainable = _all_but(config.freeze)
+    dropped = [one.path for one in lora.targets] if lora is not None and lora.dropout else []
+    num_loss_chunks = _num_loss_chunks(config, dropped)
 
     def optimizer(decay_mask: Any) -> Any:
         return make_optimizer(
@@ -103,7 +106,7 @@ def plan_training(
     def plan_with(recipe: Recipe) -> TrainingPlan:
         return TrainingPlan(
             deployer,
-            loss_fn=_loss_fn(config, recipe),
+            loss_fn=_loss_fn(config, recipe, num_loss_chunks),
             params=traced[0],
             optimizer=decayed,
             sharding_rules=rules,
@@ -120,7 +123,10 @@ def plan_training(
         )
 
     memory_bytes = deployer.device_memory_bytes
-    return plan_for_memory(plan_with, recipe, config.num_mlp_chunks, memory_bytes)
+    may_chunk = not any(map(in_feed_forward, dropped))
+    return plan_for_memory(
+        plan_with, recipe, config.num_mlp_chunks, memory_bytes, may_chunk=may_chunk
+    )
 
 
 def start_trainer(
@@ -169,14 +175,29 @@ def _stored_shapes(config: Config, recipe: Recipe) -> Any:
     return jax.tree_util.tree_map_with_path(stored, shapes)
 
 
-def _loss_fn(config: Config, recipe: Recipe) -> LossFn:
+def _num_loss_chunks(config: Config, dropped: Sequence[str]) -> int | Literal["auto"]:
+    """Return the chunks of the loss; one where `lora.dropout` needs the head's product.
+
+    Args:
+        dropped: paths of the kernels whose factors have dropout.
+    """
+    if config.num_loss_chunks == AUTO and any(map(is_head, dropped)):
+        logger.info(
+            "num_loss_chunks auto: 1, for lora.dropout falls on what the head is multiplied with; "
+            "leave the head out of lora.targets if that takes too much memory"
+        )
+        return 1
+    return config.num_loss_chunks
+
+
+def _loss_fn(config: Config, recipe: Recipe, num_loss_chunks: int | Literal["auto"]) -> LossFn:
     names = ("z_loss", "label_smoothing", "logits_dtype")
     asked = {name: getattr(config, name) for name in names}
     default = {name: Config.model_fields[name].default for name in names}
     options = {name: value for name, value in asked.items() if value != default[name]}
     given = recipe.loss_in_chunks
-    if given is not None and _takes(given, config.num_loss_chunks, **options):
-        loss_fn: LossFn = given(config.num_loss_chunks, **options)
+    if given is not None and _takes(given, num_loss_chunks, **options):
+        loss_fn: LossFn = given(num_loss_chunks, **options)
         return loss_fn
     if config.num_loss_chunks == "auto" and not options:
         return recipe.loss_fn
@@ -306,6 +327,8 @@ def plan_for_memory(
     recipe: Recipe,
     num_mlp_chunks: NumChunks,
     memory_bytes: int | None,
+    *,
+    may_chunk: bool = True,
 ) -> TrainingPlan:
     """Return the plan by the settings; what they leave to the memory is chosen.
 
@@ -317,6 +340,8 @@ def plan_for_memory(
         plan_with: plans the training with a recipe's loss.
         num_mlp_chunks: None: as `remat` leaves it.
         memory_bytes: of one device; None: not known.
+        may_chunk: whether chunks may be chosen; not where `lora.dropout` falls on what the
+            feed-forward layers' kernels are multiplied with, which chunks hide.
 
     Raises:
         ValueError: the recipe makes no model with another config, or its model has no chunks.
@@ -330,7 +355,12 @@ def plan_for_memory(
         return plan_with(recipe)
     else:
         return plan_with(_changed(recipe, given))
-    if given or not _can_chunk(recipe):
+    if not may_chunk and not given:
+        logger.info(
+            "%s auto: no feed-forward chunks, for lora.dropout falls on what the feed-forward "
+            "layers' kernels are multiplied with", key,
+        )  # fmt: skip
+    if given or not may_chunk or not _can_chunk(recipe):
         choices = _without_chunks(choices)
     plans = (
         (_name(choice), plan_with(_changed(recipe, {**choice, **given}))) for choice in choices

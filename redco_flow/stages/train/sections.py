@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,12 @@ from redco_flow.metrics.settings import MetricSettings
 from redco_flow.models.find import find_config
 from redco_flow.models.hub.layouts import TensorLayout
 from redco_flow.models.hub.model_files import CONFIG_FILE
-from redco_flow.models.hub.module_names import ALL_LINEAR, find_targets, flat_layouts
+from redco_flow.models.hub.module_names import (
+    ALL_LINEAR,
+    find_targets,
+    flat_layouts,
+    is_convolution,
+)
 from redco_flow.records import read_json
 from redco_flow.spec.metric import find_metric
 from redco_flow.spec.model import (
@@ -81,6 +86,78 @@ def targets_problem(
             f"name modules of the model too, or {ALL_LINEAR}"
         )
     return None
+
+
+def in_feed_forward(path: str) -> bool:
+    """Say whether a kernel is of a dense feed-forward layer, which `num_mlp_chunks` cuts."""
+    return "mlp" in path.split("/")
+
+
+def is_head(path: str) -> bool:
+    """Say whether a kernel scores the vocabulary, which `num_loss_chunks` cuts."""
+    return path.rpartition("/")[2] == "lm_head"
+
+
+def dropout_problem(
+    targets: str | list[str],
+    family: str,
+    model: ModelSection,
+    chunks: tuple[int | str | None, int | str | None],
+    *,
+    has_labels: bool,
+) -> str | None:
+    """Say which of the targets' kernels cannot have `lora.dropout`, and why; None: all can.
+
+    Args:
+        targets: those in which `targets_problem` finds no problem.
+        family, has_labels: as of `targets_problem`.
+        chunks: `num_mlp_chunks` and `num_loss_chunks`.
+    """
+    try:
+        config = _config(family, model)
+    except (OSError, ValueError):
+        return None
+    if config is None:
+        return None
+    layouts = flat_layouts(config.tensor_layouts())
+    found = find_targets(targets, layouts, renamings=config.module_renamings)
+    has_tied_head = not has_labels and not any(map(is_head, layouts))
+
+    def is_table(path: str) -> bool:
+        return has_tied_head and "vocabulary" in layouts[path].dims
+
+    def is_meant(path: str) -> bool:
+        if found.pattern == ALL_LINEAR:
+            return path not in found.without and not is_head(path) and not is_table(path)
+        return path in found.modules or bool(found.pattern and re.search(found.pattern, path))
+
+    kernels = [
+        path
+        for path, one in layouts.items()
+        if len({*one.tensor_dims} - {"expert"}) > 1 and is_meant(path)
+    ]
+    causes: dict[str, Callable[[str], bool]] = {
+        "experts": lambda path: "expert" in layouts[path].dims,
+        "a convolution": lambda path: is_convolution(layouts[path]),
+        "rows are looked up": is_table,
+    }
+    of_mlp, of_loss = chunks
+    of_mlp = getattr(config, "num_mlp_chunks", 1) if of_mlp is None else of_mlp
+    if isinstance(of_mlp, int) and of_mlp > 1:
+        causes[f"num_mlp_chunks is {of_mlp}"] = in_feed_forward
+    if isinstance(of_loss, int) and of_loss > 1:
+        causes[f"num_loss_chunks is {of_loss}"] = is_head
+    problems = [
+        f"{', '.join(refused)} ({cause})"
+        for cause, holds in causes.items()
+        if (refused := [path for path in kernels if holds(path)])
+    ]
+    if not problems:
+        return None
+    return (
+        f"falls on what kernels are multiplied with, and cannot with {'; '.join(problems)}: leave "
+        "these out of `targets`, leave the chunks out, or set dropout to 0"
+    )
 
 
 def _config(family: str, model: ModelSection) -> Any:
@@ -275,7 +352,8 @@ class LoraConfig(StrictModel):
             the weights (DoRA).
         separate: q, k and v, or an MLP's gate and what it gates, which are one kernel here, have
             factors of their own each, as in PEFT; otherwise they share one A.
-        dropout: share of the inputs that a step's factors do not see, the same for all its tokens.
+        dropout: share of what the factors read that training zeroes, drawn for each number of
+            each token, as in PEFT.
         base_dtype: int8 keeps the kernels that have factors in 8 bits, with a scale for each
             output, nf4 in 4 (QLoRA's levels), with a scale for each block of 64; None: as
             `frozen_dtype` says.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.models.random import dropout, fold_in, random_bits, random_bits_at
+from redco_flow.engine.random import dropout, fold_in, random_bits, random_bits_at
 
 
 def raw_keys(count: int) -> jax.Array:

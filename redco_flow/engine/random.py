@@ -81,8 +81,13 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, site: int) -> jax
     """
     if keys is None or rate == 0:
         return x
-    is_kept = _is_kept(random_bits(fold_in(keys, site), x.shape[1:]), rate)
+    is_kept = keep_mask(fold_in(keys, site), x.shape[1:], rate)
     return jnp.where(is_kept, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
+
+
+def keep_mask(keys: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
+    """Draw which elements of (B, *shape) a dropout keeps: bools, from raw keys (B, 2)."""
+    return _is_kept(random_bits(keys, shape), rate)
 
 
 def keep_factors(places: jax.Array, rate: float, keys: jax.Array, site: int) -> jax.Array:
@@ -96,7 +101,8 @@ def keep_factors(places: jax.Array, rate: float, keys: jax.Array, site: int) -> 
 
 
 def _is_kept(bits: jax.Array, rate: float) -> jax.Array:
-    is_kept: jax.Array = bits < np.uint32((1 - rate) * 2**32)
+    # The largest that is kept: of rates next to 0 all are, and the limit itself is no uint32.
+    is_kept: jax.Array = bits <= np.uint32(max(int((1 - rate) * 2**32), 1) - 1)
     return is_kept
 
 
