@@ -26,7 +26,7 @@ PAGES = ("docs/tutorial.md", "docs/guides/local.md", "docs/guides/slurm.md")
 # What sets up an environment is run by CI as its own step; it needs a package index.
 SET_UP = ("make", "python3", "uv")
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
+pytestmark = pytest.mark.usefixtures("compile_cache", "prefect_tables")
 
 if not README.is_file():
     pytest.skip("no README beside the tests: not a checkout", allow_module_level=True)
