@@ -59,6 +59,8 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# There is none, and to look for one reads the list of every installed package, in each process.
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 # Of torch's models, which are as small, a second thread only waits, and busily: seven times the CPU
 # time of a generation.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -194,23 +196,34 @@ def prefect_server(prefect_home, tmp_path_factory):
     The first one of all of pytest's workers makes the tables of its database, and others copy them:
     to make them takes longer than to start a server.
     """
-    from redco_flow.orchestrate.prefect.server import ensure_server, prefect_directory
+    from redco_flow.orchestrate.prefect.server import ensure_server
 
-    kept, database = (
-        _shared_folder(tmp_path_factory) / "prefect.db",
-        prefect_directory() / "prefect.db",
-    )
-    is_new = not database.exists()
-    if is_new and kept.exists():
-        shutil.copy(kept, database)
+    kept, database = _copy_tables(tmp_path_factory)
     address = ensure_server(timeout_seconds=500)
-    if is_new and not kept.exists():
+    if not kept.exists():
         draft = kept.with_name(f"prefect-{os.getpid()}.db")
         with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(draft)) as copy:
             made.backup(copy)
         shutil.copymode(database, draft)
         draft.replace(kept)
     return address
+
+
+@pytest.fixture(scope="module")
+def prefect_tables(tmp_path_factory):
+    """A server that a command of the file's tests starts has its tables, if they are made."""
+    _copy_tables(tmp_path_factory)
+
+
+def _copy_tables(tmp_path_factory):
+    """Return where the tables of a server's database are kept, and this home's database."""
+    from redco_flow.orchestrate.prefect.server import prefect_directory
+
+    kept = _shared_folder(tmp_path_factory) / "prefect.db"
+    database = prefect_directory() / "prefect.db"
+    if kept.exists() and not database.exists():
+        shutil.copy(kept, database)
+    return kept, database
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +26,7 @@ PAGES = ("docs/tutorial.md", "docs/guides/local.md", "docs/guides/slurm.md")
 # What sets up an environment is run by CI as its own step; it needs a package index.
 SET_UP = ("make", "python3", "uv")
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
+pytestmark = pytest.mark.usefixtures("compile_cache", "prefect_tables")
 
 if not README.is_file():
     pytest.skip("no README beside the tests: not a checkout", allow_module_level=True)
@@ -60,13 +59,15 @@ def shorten(project):
     with data.open() as lines:
         few = "".join(islice(lines, 300))
     data.write_text(few)
-    train_for(1, project)
+    set_to_one(project, "num_epochs", "num_layers")
 
 
-def train_for(num_epochs, project):
+def set_to_one(project, *keys):
     pipeline = project / "pipelines" / "dates.yaml"
-    text, count = re.subn(r"num_epochs: \d+", f"num_epochs: {num_epochs}", pipeline.read_text())
-    assert count == 1
+    text = pipeline.read_text()
+    for key in keys:
+        text, count = re.subn(rf"{key}: \d+", f"{key}: 1", text)
+        assert count == 1
     pipeline.write_text(text)
 
 
@@ -130,11 +131,17 @@ def test_the_readmes_first_pipeline_plans_with_a_model_of_its_family(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", executor="local")
 def test_every_command_of_the_readme_does_what_it_says_and_what_init_writes_is_learnt(tmp_path):
-    """All rows, for half of the epochs: the exact match is 88, and 97 after all of them."""
-    said = dict(call_all(commands("README.md"), tmp_path, change=partial(train_for, 2)))
+    """All rows, for one epoch: the exact match is 33, and 97 after all four of them."""
+    said = dict(
+        call_all(
+            commands("README.md"),
+            tmp_path,
+            change=lambda project: set_to_one(project, "num_epochs"),
+        )
+    )
 
     (score,) = re.findall(r"exact_match = ([0-9.]+)", said["why"].splitlines()[0])
-    assert float(score) > 50
+    assert float(score) > 10
 
 
 def wait_until(is_so, run, timeout=400):

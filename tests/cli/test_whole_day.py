@@ -127,11 +127,13 @@ def test_from_a_file_to_answers_and_again_after_disk_space_was_freed(tmp_path):
 
     all_at_once(commands, lambda name: ["init", "mine", "--data", DAYS[name][1], *DAYS[name][3]])
     pipelines = {name: next((tmp_path / name / "mine" / "pipelines").iterdir()) for name in DAYS}
-    epochs = {"images": [], "preferences": ["train.num_epochs=6"]}
-    all_at_once(
-        commands,
-        lambda name: ["run", str(pipelines[name]), *epochs.get(name, ["train.num_epochs=1"])],
-    )
+    words = {
+        "table": ["train.num_epochs=1"],
+        "conversations": ["train.num_epochs=1", "--until", "train"],
+        "images": ["train.num_epochs=3"],
+        "preferences": ["train.num_epochs=6"],
+    }
+    all_at_once(commands, lambda name: ["run", str(pipelines[name]), *words[name]])
     answers = all_at_once(commands, lambda name: ["predict", "last", DAYS[name][2]])
     freed = commands["preferences"]("gc", "--keep-last", "1", "--unreferenced")
     score = ["predict", "last", "pairs.jsonl"]
