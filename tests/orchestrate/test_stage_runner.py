@@ -236,12 +236,15 @@ def test_a_result_made_from_inputs_that_were_replaced_since_is_not_taken(runs, t
     data.write_text("[30]")
     never.touch()
 
-    InProcess(run).end()
+    again = InProcess(run)
+    again.end()
 
     after = run.read_state()["stages"]
     totals = [stages["train-small"]["metrics"]["total"] for stages in (before, after)]
     assert totals == pytest.approx([3e-4, 30e-4])
     assert after["compare"]["metrics"]["best"] == pytest.approx(60e-4)
+    why = "starts over: since attempt 1 there are changes: input dataset changed"
+    assert any(why in line for line in again.said)
 
 
 def test_a_job_that_another_runs_dead_launcher_left_is_waited_for(runs, counted, executions, gate):

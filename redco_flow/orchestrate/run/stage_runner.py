@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.call import read_call, with_inputs, write_call
@@ -31,6 +32,7 @@ from redco_flow.orchestrate.run.attempts import (
 from redco_flow.orchestrate.run.calls import write_attempt
 from redco_flow.orchestrate.run.cancel import Log, RunContext
 from redco_flow.orchestrate.run.groups import next_in_job, note_rest, write_rest
+from redco_flow.orchestrate.run.plan import describe
 from redco_flow.records import write_json
 from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.load import ResolvedStage
@@ -38,7 +40,7 @@ from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.locks import is_locked
-from redco_flow.tracking.results import is_doubtful
+from redco_flow.tracking.results import differences, is_doubtful
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ def _remove(folder: Path) -> None:
 
 
 _POLL_SECONDS = 0.25
+_MOST_CHANGES = 3  # that are named in the log
 
 
 class StageRunner:
@@ -245,6 +248,7 @@ class StageRunner:
         with fingerprint_locked(self._context.workspace, digest, self._wait):
             if (finished := self._reuse(digest)) is not None:
                 return finished
+            self._note_changes(ingredients, digest)
             with self._slot(), self._old_result_set_aside(digest):
                 while True:
                     made = self._attempts.made
@@ -254,6 +258,19 @@ class StageRunner:
                         self._hand_over()
                         return finished
                     self._context.stop.raise_if_set(self._stage.name)
+
+    def _note_changes(self, ingredients: Mapping[str, Any], digest: str) -> None:
+        """Say why the stage does not continue what its last attempt has left, if it does not."""
+        attempt = self._context.run.latest_attempt(self._stage.name)
+        if attempt is None or attempt.read_result() is not None:
+            return
+        call = attempt.read_call() or {}
+        if call.get("fingerprint", "") not in ("", digest):
+            origins, name = self._context.pipeline.origins, self._stage.name
+            changes = differences(call["ingredients"], ingredients)
+            found = [describe(one, name, origins) for one in islice(changes, _MOST_CHANGES)]
+            why = "; ".join(found)
+            self._log(f"starts over: since attempt {attempt.number} there are changes: {why}")
 
     def _reuse(self, digest: str) -> Finished | None:
         if self._is_forced():
