@@ -179,7 +179,7 @@ def _place_of(document: Document, path: KeyPath, details: list[ErrorDetails]) ->
     """Return the path of the key that a section's check names, else `path`.
 
     `'data.dataset': there is no file` is a problem of that line, and not of the section's first; so
-    is `t5 config has no key 'dmodel'`, where only one key or value of the section is `dmodel`.
+    is a message with one quoted word that only one key or value of the section is.
     """
     message = _check_message(details)
     found = _FIRST_NAME.match(message)
