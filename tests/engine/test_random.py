@@ -54,3 +54,10 @@ def test_dropout_keeps_the_share_and_the_mean():
     # 200,000 draws: four standard deviations are 0.0027.
     assert abs((dropped == 0).mean() - 0.1) < 0.0027
     np.testing.assert_allclose(np.unique(dropped), [0, 1 / 0.9], rtol=1e-6)
+
+
+def test_a_rate_next_to_nothing_drops_nothing_and_one_next_to_all_is_no_error():
+    x = jnp.ones((2, 64))
+
+    np.testing.assert_array_equal(dropout(x, 1e-17, raw_keys(2), 0), x)
+    assert not dropout(x, 1 - 1e-16, raw_keys(2), 0).any()
