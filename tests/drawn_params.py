@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -14,17 +13,15 @@ def draw_like(shapes: Any, seed: int = 0, stddev: float = 0.02) -> Any:
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         name = path[-1].key
         if name == "scale" or name.endswith("bias"):
-            return jnp.asarray(np.full(leaf.shape, float(name == "scale")), leaf.dtype)
-        return jnp.asarray(stddev * rng.standard_normal(leaf.shape), leaf.dtype)
+            return as_array(np.full(leaf.shape, float(name == "scale")), leaf.dtype)
+        return as_array(stddev * rng.standard_normal(leaf.shape), leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-def numbered(tree: Any) -> Any:
-    """Return arrays of which no two numbers are equal, without a training's step."""
-    return jax.tree.map(
-        lambda leaf: leaf + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), tree
-    )
+def as_array(values: np.ndarray, dtype: Any = np.float32) -> jax.Array:
+    """Return what `jnp.asarray` does, which compiles a program for each shape."""
+    return jax.device_put(values.astype(np.float32).astype(dtype))
 
 
 def draw_params(module: Any, config: Any, seed: int = 0, stddev: float = 0.02) -> Any:

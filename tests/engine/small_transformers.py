@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from tests.drawn_params import draw_like
+
 L, D, H, G, K, F, V, E, POSITIONS = 2, 32, 8, 4, 4, 64, 96, 4, 6
 
 
@@ -326,7 +328,9 @@ class Transformer(nn.Module):
 
 
 def flax_linen():
-    params = Transformer().init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    ids = jnp.zeros((1, 4), jnp.int32)
+    shapes = jax.eval_shape(Transformer().init, jax.random.key(0), ids)["params"]
+    params = draw_like(shapes, stddev=0.3)
     plan = {
         "Embed_0/embedding": P("model"), "LayerNorm_0/scale": P(), "LayerNorm_0/bias": P(),
         "Dense_0/kernel": P(None, "model"), "Dense_0/bias": P("model"),

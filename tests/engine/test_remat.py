@@ -373,7 +373,7 @@ def real(family, remat, mesh, *, dropout=False, frozen=()):
     loss_fn, _ = loss_of(family, remat)
     module, config = model_of(family, remat)
     params = draw_params(module, config)
-    batch = {"ids": jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 64)}
+    batch = {"ids": np.random.default_rng(1).integers(2, 64, (ROWS, LENGTH), np.int32)}
     rngs = jax.random.split(jax.random.key(2), ROWS) if dropout else None
     mean, storage = on_mesh(mesh, loss_fn, params, batch)
     trained = {name: value for name, value in params.items() if name not in frozen}

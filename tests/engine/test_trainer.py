@@ -71,8 +71,8 @@ def by_hand(examples, order, batch_size, optimizer, num_steps, params):
         return optax.apply_updates(params, updates), state, loss
 
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
-        state = optimizer.init(params)
+        params = jax.tree.map(np.float64, params)
+        state = jax.jit(optimizer.init)(params)
         losses = []
         for step in range(num_steps):
             rows = order[step * batch_size : (step + 1) * batch_size]
@@ -209,7 +209,9 @@ def test_the_evaluation_loss_is_the_mean_over_all_tokens(num_devices):
     for count in (1, 7, 8, 9, 21):
         examples = token_examples(count, seed=2)
         examples[0]["counted"][:] = 1
-        totals, weights = jax.tree.map(np.float64, mlp_loss(mlp_params(), collate(examples)))
+        totals, weights = jax.tree.map(
+            np.float64, jax.jit(mlp_loss)(mlp_params(), collate(examples))
+        )
         expected = totals.sum() / weights.sum()
         np.testing.assert_allclose(trainer.eval_loss(examples), expected, rtol=1e-6)
 

@@ -31,7 +31,7 @@ from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
-from tests.drawn_params import draw_like
+from tests.drawn_params import as_array, draw_like
 from tests.hub.conftest import HubCommand
 
 pytestmark = [pytest.mark.slow]
@@ -76,7 +76,7 @@ class Published:
             model, TextTokenizer.load(tokenizer), **LENGTHS
         )
         params = draw_like(self.recipe.abstract_params())
-        self.params = jax.tree.map(lambda values: values * scale, params)
+        self.params = jax.tree.map(lambda leaf: as_array(np.asarray(leaf) * scale), params)
         state = {"params": self.params}
         lora = None
         if is_factored:
@@ -122,9 +122,13 @@ class Published:
         return plan_lora(*traced, rank=2, alpha=6.0, targets=targets, separate=separate)
 
     def _factored(self, lora):
-        state = lora.start(self.params, jax.random.key(0))
-        state["lora"] = jax.tree.map(lambda x: x + 0.3, state["lora"])
-        return {"params": lora.merge(state), "lora": state["lora"]}
+        @jax.jit
+        def factored(params):
+            state = lora.start(params, jax.random.key(0))
+            state["lora"] = jax.tree.map(lambda x: x + 0.3, state["lora"])
+            return {"params": lora.merge(state), "lora": state["lora"]}
+
+        return factored(self.params)
 
     def tell_lineage(self, model, data, inputs=None):
         """Publish the training's result, and an evaluation."""
@@ -218,7 +222,9 @@ def test_a_narrower_dtype_rounds_every_parameter_once(llama, tmp_path):
     write(ExportRequest(str(llama.checkpoint.path), str(tmp_path), "model", dtype="bfloat16"))
 
     module, config = read_model(tmp_path)
-    rounded = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), llama.params)
+    rounded = jax.tree.map(
+        lambda x: np.asarray(x).astype("bfloat16").astype("float32"), llama.params
+    )
     assert_equal(load_pretrained(tmp_path, module, config), rounded)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
 

@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import save_pretrained
+from tests.drawn_params import as_array
 
 t5 = find_model("t5")
 
@@ -54,8 +54,8 @@ def make_params() -> MakeParams:
         def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
             noise = rng.standard_normal(leaf.shape)
             if path[-1].key == "scale":
-                return jnp.asarray(1 + 0.3 * noise, jnp.float32)
-            return jnp.asarray((1 if path[-1].key == "embedding" else 0.2) * noise, jnp.float32)
+                return as_array(1 + 0.3 * noise)
+            return as_array((1 if path[-1].key == "embedding" else 0.2) * noise)
 
         return jax.tree_util.tree_map_with_path(draw, t5.abstract_params(config))
 
@@ -281,8 +281,8 @@ def random_params(module: ModuleType, config: Any, seed: int = 0) -> Any:
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         name, noise = path[-1].key, rng.standard_normal(leaf.shape)
         if name == "scale" or name.endswith("bias"):
-            return jnp.asarray((scale if name == "scale" else 0.0) + 0.3 * noise, jnp.float32)
-        return jnp.asarray(0.06 * noise, jnp.float32)
+            return as_array((scale if name == "scale" else 0.0) + 0.3 * noise)
+        return as_array(0.06 * noise)
 
     return jax.tree_util.tree_map_with_path(draw, module.abstract_params(config))
 
