@@ -22,15 +22,20 @@ from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
 
-PIPELINE = """\
+FITTING = """\
 name: weekly
 notify: {webhook_env: WEEKLY_HOOK}
 stages:
   gather: {kind: weekly_kinds.gather, file: week.json}
   fit: {kind: weekly_kinds.fit, gate: gate}
+"""
+PIPELINE = (
+    FITTING
+    + """\
   answer: {kind: weekly_kinds.answer, checkpoint: fit}
   evaluate: {metrics: [exact_match], predictions: answer}
 """
+)
 PROMOTING = (
     PIPELINE
     + """\
@@ -82,13 +87,14 @@ def weeks(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(KINDS), str(Path.cwd().parent)]))
-    (tmp_path / "weekly.yaml").write_text(PIPELINE)
+    (tmp_path / "weekly.yaml").write_text(FITTING)
     return Weeks(tmp_path)
 
 
 def test_a_week_in_a_minute(weeks, receiver, monkeypatch):
     """Fault 51: two better, a late one worse, one fails, one without new data, one too many."""
     monkeypatch.setenv("WEEKLY_HOOK", receiver.url("hook"))
+    (weeks.folder / "weekly.yaml").write_text(PIPELINE)
     weeks.bring(100)
     first = weeks.fire()
     weeks.command("promote", f"{first.run}/fit", "--as", "production")
