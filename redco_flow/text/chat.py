@@ -19,6 +19,7 @@ from redco_flow.local_paths import expanded
 from redco_flow.text.conversations import BadConversation, Conversation
 from redco_flow.text.rendering import Chat, Rendering, Wanted, render_chats
 from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.text.tokenizer_files import load_pretrained
 
 TrainOn = Literal["assistant", "last", "all"]
 OnTooLong = Literal["truncate", "drop", "error"]
@@ -154,10 +155,7 @@ class ChatTemplate:
         Raises:
             ValueError: as of the class.
         """
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-        return cls(tokenizer, TextTokenizer.load(directory), kwargs)
+        return cls(load_pretrained(directory), TextTokenizer.load(directory), kwargs)
 
     @classmethod
     def without_tokenizer(

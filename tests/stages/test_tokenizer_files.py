@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from redco_flow.stages.artifacts.tokenizer import (
     save_pretrained_tokenizer,
 )
 from redco_flow.stages.preprocess.config import Config, data_files
+from redco_flow.stages.preprocess.tokenizer import save_chat_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.text.tokenizer_files import TOKENIZER_PATTERNS, files_in
 
@@ -126,6 +129,20 @@ def test_the_tokenizer_that_is_loaded_is_that_of_transformers(form, tmp_path):
 
     assert as_transformers_loads_it(tmp_path)[0] == as_transformers_loads_it(form)[0]
     assert TextTokenizer.load(tmp_path).vocab_size > 9
+
+
+def test_a_tokenizer_of_the_plain_class_is_loaded_without_torch(tmp_path):
+    save_chat_tokenizer(train_tokenizer(["some words of a text"], 300, "bpe"), tmp_path / "one")
+    program = (
+        "import sys; from pathlib import Path; from redco_flow.text.chat import ChatTemplate; "
+        "from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer; "
+        "save_pretrained_tokenizer('one', Path('two')); ChatTemplate.load(Path('two')); "
+        "assert not {'torch', 'transformers.models.auto.tokenization_auto'} & set(sys.modules)"
+    )
+
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+    assert as_transformers_loads_it(tmp_path / "two") == as_transformers_loads_it(tmp_path / "one")
 
 
 def test_the_vocabulary_files_of_all_tokenizers_of_transformers_are_in_the_list(tmp_path):

@@ -24,6 +24,7 @@ from redco_flow.text.tokenizer_files import (
     VOCABULARY_PATTERNS,
     files_in,
     has_tokenizer,
+    load_pretrained,
 )
 
 if TYPE_CHECKING:  # pyarrow, which a plan does not need
@@ -120,8 +121,6 @@ def _load(folder: Path) -> Any:
     Raises:
         OSError, ValueError: it cannot be loaded, or lacks a file of its vocabulary.
     """
-    from transformers import AutoTokenizer
-
     with tempfile.TemporaryDirectory(prefix="redco-flow-tokenizer-") as name:
         seen = Path(name)
         for path in files_in(folder, TOKENIZER_PATTERNS):
@@ -130,9 +129,7 @@ def _load(folder: Path) -> Any:
             link.symlink_to(path.resolve())
         try:
             with reading(seen, "a tokenizer"):
-                tokenizer = AutoTokenizer.from_pretrained(
-                    str(seen), use_fast=True, trust_remote_code=False
-                )
+                tokenizer = load_pretrained(seen)
                 _check_vocabulary(tokenizer, seen)
         except (OSError, ValueError) as error:
             there = [path.name for path in files_in(folder, VOCABULARY_PATTERNS)]

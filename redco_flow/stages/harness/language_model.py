@@ -35,6 +35,7 @@ from redco_flow.stages.harness.config import Config
 from redco_flow.stages.length_bucketing import bucket_lengths, bucket_prompts
 from redco_flow.text.rendering import Chat, Wanted, render_chat
 from redco_flow.text.special_tokens import cut_before, with_start
+from redco_flow.text.tokenizer_files import load_pretrained
 
 Progress = Callable[[str, int, int], None]
 """(what is done, rows done, rows in all)"""
@@ -288,12 +289,7 @@ class HarnessModel(TemplateLM):
         )
 
     def _chat_tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        folder = self._checkpoint.path / TOKENIZER_FOLDER
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = load_pretrained(self._checkpoint.path / TOKENIZER_FOLDER)
         if not tokenizer.chat_template:
             raise CannotAsk(
                 "apply_chat_template is set, and the checkpoint's tokenizer has no chat template: "
