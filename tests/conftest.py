@@ -198,9 +198,9 @@ def prefect_server(prefect_home, tmp_path_factory):
     """
     from redco_flow.orchestrate.prefect.server import ensure_server
 
-    kept, database = _copy_tables(tmp_path_factory)
+    kept, database, is_new = _copy_tables(tmp_path_factory)
     address = ensure_server(timeout_seconds=500)
-    if not kept.exists():
+    if is_new and not kept.exists():
         draft = kept.with_name(f"prefect-{os.getpid()}.db")
         with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(draft)) as copy:
             made.backup(copy)
@@ -216,14 +216,15 @@ def prefect_tables(tmp_path_factory):
 
 
 def _copy_tables(tmp_path_factory):
-    """Return where the tables of a server's database are kept, and this home's database."""
+    """Return where tables are kept, this home's database, and whether that was absent."""
     from redco_flow.orchestrate.prefect.server import prefect_directory
 
     kept = _shared_folder(tmp_path_factory) / "prefect.db"
     database = prefect_directory() / "prefect.db"
-    if kept.exists() and not database.exists():
+    is_new = not database.exists()
+    if is_new and kept.exists():
         shutil.copy(kept, database)
-    return kept, database
+    return kept, database, is_new
 
 
 @pytest.fixture(scope="module")

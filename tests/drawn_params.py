@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -22,6 +23,13 @@ def draw_like(shapes: Any, seed: int = 0, stddev: float = 0.02) -> Any:
 def as_array(values: np.ndarray, dtype: Any = np.float32) -> jax.Array:
     """Return what `jnp.asarray` does, which compiles a program for each shape."""
     return jax.device_put(values.astype(np.float32).astype(dtype))
+
+
+def numbered(tree: Any) -> Any:
+    """Return arrays of which no two numbers are equal, without a training's step."""
+    return jax.tree.map(
+        lambda leaf: leaf + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), tree
+    )
 
 
 def draw_params(module: Any, config: Any, seed: int = 0, stddev: float = 0.02) -> Any:

@@ -141,7 +141,7 @@ def test_every_command_of_the_readme_does_what_it_says_and_what_init_writes_is_l
     )
 
     (score,) = re.findall(r"exact_match = ([0-9.]+)", said["why"].splitlines()[0])
-    assert float(score) > 10
+    assert float(score) > 20
 
 
 def wait_until(is_so, run, timeout=400):

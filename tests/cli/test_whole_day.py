@@ -127,13 +127,10 @@ def test_from_a_file_to_answers_and_again_after_disk_space_was_freed(tmp_path):
 
     all_at_once(commands, lambda name: ["init", "mine", "--data", DAYS[name][1], *DAYS[name][3]])
     pipelines = {name: next((tmp_path / name / "mine" / "pipelines").iterdir()) for name in DAYS}
-    words = {
-        "table": ["train.num_epochs=1"],
-        "conversations": ["train.num_epochs=1", "--until", "train"],
-        "images": ["train.num_epochs=3"],
-        "preferences": ["train.num_epochs=6"],
-    }
-    all_at_once(commands, lambda name: ["run", str(pipelines[name]), *words[name]])
+    epochs = {"table": 1, "conversations": 1, "images": 3, "preferences": 6}
+    all_at_once(
+        commands, lambda name: ["run", str(pipelines[name]), f"train.num_epochs={epochs[name]}"]
+    )
     answers = all_at_once(commands, lambda name: ["predict", "last", DAYS[name][2]])
     freed = commands["preferences"]("gc", "--keep-last", "1", "--unreferenced")
     score = ["predict", "last", "pairs.jsonl"]
