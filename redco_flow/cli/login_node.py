@@ -64,6 +64,8 @@ def run_on_login_node(node: LoginNode, words: Sequence[str], options: argparse.N
     """
     # What asyncio says of each write to a connection that broke: our own error says it once.
     logging.getLogger("asyncio").addHandler(logging.NullHandler())
+    if getattr(options, "html", None) and words[0] != "report":
+        raise UsageError(f"--html of {words[0]} is not written through --ssh.")
     if words[0] in SUBMITTING:
         from redco_flow.cli.submission import notes_folder, prepare
 
@@ -72,8 +74,6 @@ def run_on_login_node(node: LoginNode, words: Sequence[str], options: argparse.N
         return (_plan if is_plan else _run)(node, submission, options)
     if getattr(options, "workspace", None):
         raise UsageError("-w is for this machine: write --ssh [USER@]HOST:WORKSPACE.")
-    if getattr(options, "html", None) and words[0] != "report":
-        raise UsageError(f"--html of {words[0]} is not written through --ssh.")
     return _until_detached(_read(node, _passed_on(words, options), options))
 
 

@@ -147,7 +147,7 @@ def _plan(options: argparse.Namespace) -> int:
     for name in ("target", "search", "html"):
         if getattr(options, name) and not options.fit:
             raise UsageError(f"--{name} is for --fit: without it, nothing is compiled.")
-    if options.html and not options.html.absolute().parent.is_dir():
+    if options.html and (options.html.is_dir() or not options.html.absolute().parent.is_dir()):
         raise UsageError(f"--html {options.html}: name a file in a folder that exists.")
     from redco_flow.orchestrate.run.objectives import ExpectedStarts
 

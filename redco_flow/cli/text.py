@@ -108,14 +108,18 @@ def _left_out(count: int, what: str) -> list[str]:
 
 
 def table_text(table: Table) -> str:
-    """Return one table, whole, as text."""
-    return _table_text(table, Footnotes(), 0, is_whole=True)
+    """Return a table of plain texts, with whole cells: what is in them may be copied."""
+    return columns([[cell.text for cell in row] for row in table.rows], _header(table))
+
+
+def _header(table: Table) -> list[str]:
+    return [name if name in table.names else name.upper() for name in table.header]
 
 
 def _table_text(table: Table, notes: Footnotes, width: int, is_whole: bool) -> str:
     shown = table.rows if is_whole or table.may_transpose else table.rows[:_MAX_ROWS]
     rows = [[_cell_text(cell, notes) for cell in row] for row in shown]
-    header = [name if name in table.names else name.upper() for name in table.header]
+    header = _header(table)
     if not table.may_transpose:
         left_out = _left_out(len(table.rows) - len(shown), "rows")
         return "\n".join([columns(rows, header), *left_out])
