@@ -62,14 +62,18 @@ def test_targets_may_name_the_head_of_labels_beside_others(family, targets):
         ("gpt_oss", ["q_proj", "experts"], (1, 1), "layers/experts/wi, layers/experts/wo (ex"),
         ("mixtral", ["q_proj", "gate"], (1, 1), None),
         ("vit", "patches|query", (None, 1), "patches/kernel (a convolution)"),
+        ("vit", "encoder|class", (None, 1), None),
+        ("bart", "layers|bias", (None, 1), None),
+        ("bert", ["query", "classifier"], (None, 1), None),
     ],
 )
 def test_dropout_is_refused_of_kernels_that_are_not_plainly_multiplied_with(
     family, targets, chunks, refused
 ):
     model = ModelSection(family=family, config=IMAGES if family == "vit" else {})
+    has_labels = family in ("vit", "bert")
 
-    problem = dropout_problem(targets, family, model, chunks, has_labels=family == "vit")
+    problem = dropout_problem(targets, family, model, chunks, has_labels=has_labels)
 
     if refused is None:
         assert problem is None

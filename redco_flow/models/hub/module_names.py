@@ -136,7 +136,7 @@ def _named(
     """Return the kernels, and parts of them, whose modules' names match in every layer."""
     found: dict[str, Parts | None] = {}
     for path, layout in layouts.items():
-        if not _is_matrix(layout):
+        if not is_matrix(layout):
             continue
         numbers: list[int] = []
         for number, names in all_names.of(path, layout):
@@ -190,7 +190,8 @@ def _part_position(layout: TensorLayout) -> int | None:
     return layout.dims.index(parts[0]) if len(parts) == 1 else None
 
 
-def _is_matrix(layout: TensorLayout) -> bool:
+def is_matrix(layout: TensorLayout) -> bool:
+    """Say whether a parameter is the weight of a module with inputs and outputs."""
     return layout.name.endswith(_WEIGHT) and len(layout.tensor_dims) >= _DIMS_OF_MATRIX
 
 
@@ -205,7 +206,7 @@ def _nothing_found(
     of_layers = {
         path: layout
         for path, layout in layouts.items()
-        if _is_matrix(layout) and "layer" in layout.stacked
+        if is_matrix(layout) and "layer" in layout.stacked
     }
     names = {
         name.rpartition(".")[2]

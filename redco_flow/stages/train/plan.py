@@ -360,6 +360,7 @@ def plan_for_memory(
             "%s auto: no feed-forward chunks, for lora.dropout falls on what the feed-forward "
             "layers' kernels are multiplied with", key,
         )  # fmt: skip
+        given = {_CHUNKS: 1} if _can_chunk(recipe) else {}  # the config may have some
     if given or not may_chunk or not _can_chunk(recipe):
         choices = _without_chunks(choices)
     plans = (

@@ -20,6 +20,7 @@ from redco_flow.models.hub.module_names import (
     find_targets,
     flat_layouts,
     is_convolution,
+    is_matrix,
 )
 from redco_flow.records import read_json
 from redco_flow.spec.metric import find_metric
@@ -65,9 +66,7 @@ def targets_problem(
         return None
     if config is None:
         return None
-    layouts = flat_layouts(config.tensor_layouts())
-    if has_labels:
-        layouts["classifier/kernel"] = _LABELS
+    layouts = _layouts(config, has_labels=has_labels)
     entries = [targets] if isinstance(targets, str) else targets
     patterns = [entry for entry in entries if not _PLAIN_NAME.fullmatch(entry)]
     names = [*layouts, *(one.name for one in layouts.values())]
@@ -119,7 +118,7 @@ def dropout_problem(
         return None
     if config is None:
         return None
-    layouts = flat_layouts(config.tensor_layouts())
+    layouts = _layouts(config, has_labels=has_labels)
     found = find_targets(targets, layouts, renamings=config.module_renamings)
     has_tied_head = not has_labels and not any(map(is_head, layouts))
 
@@ -127,6 +126,8 @@ def dropout_problem(
         return has_tied_head and "vocabulary" in layouts[path].dims
 
     def is_meant(path: str) -> bool:
+        if has_labels and (is_head(path) or path.startswith("classifier/")):
+            return False  # the one is not there, the other trained in full
         if found.pattern == ALL_LINEAR:
             return path not in found.without and not is_head(path) and not is_table(path)
         return path in found.modules or bool(found.pattern and re.search(found.pattern, path))
@@ -134,7 +135,9 @@ def dropout_problem(
     kernels = [
         path
         for path, one in layouts.items()
-        if sum(dims != ["expert"] for dims in one.tensor_dims) > 1 and is_meant(path)
+        if (is_matrix(one) or "expert" in one.dims)
+        and sum(dims != ["expert"] for dims in one.tensor_dims) > 1
+        and is_meant(path)
     ]
     causes: dict[str, Callable[[str], bool]] = {
         "experts": lambda path: "expert" in layouts[path].dims,
@@ -158,6 +161,11 @@ def dropout_problem(
         f"falls on what kernels are multiplied with, and cannot with {'; '.join(problems)}: leave "
         "these out of `targets`, leave the chunks out, or set dropout to 0"
     )
+
+
+def _layouts(config: Any, *, has_labels: bool) -> dict[str, TensorLayout]:
+    layouts = flat_layouts(config.tensor_layouts())
+    return {**layouts, "classifier/kernel": _LABELS} if has_labels else layouts
 
 
 def _config(family: str, model: ModelSection) -> Any:
