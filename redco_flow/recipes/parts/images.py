@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from redco_flow.spec.model import NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
+from redco_flow.tracking.dataset_rows import upright
 
 if TYPE_CHECKING:
     import jax
@@ -92,16 +93,6 @@ def read_image(value: Any, settings: ImageSettings) -> Pixels:
             return _with_channels(_from_pillow(value, size, num_channels), num_channels)
     pixels = _with_channels(_from_array(value), num_channels)
     return pixels if pixels.shape[:2] == (size, size) else _resized(pixels, size)
-
-
-def upright(image: Any) -> Any:
-    """Turn a Pillow image as its Exif orientation says, as `datasets` and transformers do."""
-    from PIL import ImageOps
-
-    try:
-        return ImageOps.exif_transpose(image)
-    except SyntaxError:  # Pillow's of damaged Exif data: there is no orientation
-        return image
 
 
 def is_wide(image: Any, white: float) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_flow.recipes.parts.images import WHITE_OF_8_BITS, is_wide, upright
+from redco_flow.recipes.parts.images import WHITE_OF_8_BITS, is_wide
+from redco_flow.tracking.dataset_rows import upright
 
 COLUMNS = ("image", "caption")
 TARGET = "image"
