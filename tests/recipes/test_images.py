@@ -72,10 +72,22 @@ def test_sixteen_bits_a_pixel_are_not_cut_to_eight():
     found = read_image(image, ImageSettings(image_size=4, num_channels=1, max_value=65535))
 
     np.testing.assert_array_equal(found[..., 0], pixels)
-    with pytest.raises(ValueError, match="pixels up to 65535, where white is 255"):
+    with pytest.raises(ValueError, match="pixels up to 65535, where black is 0 and white is 255"):
         read_image(image, SETTINGS)
-    with pytest.raises(ValueError, match="pixels up to 65535, where white is 255"):
+    with pytest.raises(ValueError, match="pixels up to 65535, where black is 0 and white is 255"):
         image_of(image, GENERATED)
+
+
+def test_fractions_as_pixels_are_kept():
+    pixels = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+
+    found = read_image(
+        Image.fromarray(pixels), ImageSettings(image_size=4, num_channels=1, max_value=1)
+    )
+
+    np.testing.assert_array_equal(found[..., 0], pixels)
+    with pytest.raises(ValueError, match="fractions as pixels"):
+        image_of(Image.fromarray(pixels), GENERATED)
 
 
 @pytest.mark.parametrize("num_channels", [1, 3])
@@ -122,6 +134,8 @@ def test_pixels_are_scaled_by_white_and_normalised():
         ([[1, 2], [3]], "no image: "),
         ("cat.png", "no image: could not convert string"),
         ([[1.0, float("nan")]], "no image: some pixels are not finite"),
+        (Image.fromarray(np.float32([[1, np.nan]])), "no image: some pixels are not finite"),
+        (Image.fromarray(np.int32([[1, -3]])), "pixels of -3, where black is 0"),
         (np.zeros((0, 4)), r"no image: an array of shape \(0, 4\)"),
     ],
 )

@@ -96,20 +96,22 @@ def read_image(value: Any, settings: ImageSettings) -> Pixels:
 
 
 def is_wide(image: Any, white: float) -> bool:
-    """Whether a Pillow image has more than 8 bits a pixel, and white is more than they can hold.
+    """Whether a Pillow image has pixels that 8 bits cannot hold: fractions, or up to more.
 
     Raises:
-        ValueError: its pixels are above white: Pillow would make all of those white.
+        ValueError: they are not finite, negative or above white: Pillow would cut them off.
     """
     if image.mode not in _WIDE_MODES:
         return False
-    if (largest := np.max(image)) > white:
+    pixels = _from_array(image)
+    if (smallest := pixels.min()) < 0 or (largest := pixels.max()) > white:
+        found = f"of {smallest:g}" if smallest < 0 else f"up to {largest:g}"
         raise ValueError(
-            f"an image with pixels up to {largest:g}, where white is {white:g}: save it with 8 "
-            "bits a pixel, or give settings.max_value, where the recipe has it (65535 of files "
+            f"an image with pixels {found}, where black is 0 and white is {white:g}: save it with "
+            "8 bits a pixel, or give settings.max_value, where the recipe has it (65535 of files "
             "with 16 bits a pixel)."
         )
-    return white > WHITE_OF_8_BITS
+    return image.mode == "F" or white > WHITE_OF_8_BITS
 
 
 def _from_pillow(image: Any, size: int, num_channels: int) -> Pixels:

@@ -114,7 +114,8 @@ def image_of(image: Any, settings: Settings) -> NDArray[np.uint8]:
     """
     if hasattr(image, "convert"):
         image = upright(image)
-        is_wide(image, WHITE_OF_8_BITS)  # raises
+        if is_wide(image, WHITE_OF_8_BITS):
+            raise ValueError("the image has fractions as pixels, and pixels are from 0 to 255.")
         image = image.convert("L" if settings.num_channels == 1 else "RGB")
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8:
