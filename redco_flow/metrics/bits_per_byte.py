@@ -19,7 +19,7 @@ COUNTS = "bytes"
 
 
 def of_likelihoods(losses: Sequence[float], counts: Sequence[int]) -> dict[str, list[float]]:
-    """Return each example's bits per byte; of an empty text its bits."""
+    """Return each example's bits per byte; its bits where it has no bytes, or a count below 0."""
     pairs = zip(losses, counts, strict=True)
     return {"bits_per_byte": [_bits_per_byte(loss, count) for loss, count in pairs]}
 

@@ -188,8 +188,7 @@ def _pool_first(
     )
     first = hidden[:, 0]
     keys = fold_keys(example_keys(rngs, len(input_ids)), _DROPOUT)
-    rate = config.inner.classifier_dropout
-    assert rate is not None  # it is derived
+    rate = config.inner.head_dropout
     if config.inner.drops_before_pooler:
         first = dropout(first, rate, keys, _POOLED)
     kernel, bias = (params["pooler"][name].astype(first.dtype) for name in ("kernel", "bias"))

@@ -125,10 +125,12 @@ def _of_array(pixels: np.ndarray[Any, Any]) -> Any:
 
 
 def _url(image: Any) -> str:
-    from PIL import Image, ImageOps
+    from PIL import Image
+
+    from redco_flow.tracking.dataset_rows import upright
 
     image.draft("RGB", (_SIDE, _SIDE))  # a JPEG is decoded smaller
-    image = ImageOps.exif_transpose(image)
+    image = upright(image)
     drawn = image.convert("L" if image.mode in ("1", "L", "I;16", "I", "F") else "RGB")
     drawn.thumbnail((_SIDE, _SIDE), Image.Resampling.BILINEAR)
     # Pixels alone: no profile, no text, no Exif of the file.

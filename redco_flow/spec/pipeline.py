@@ -162,7 +162,8 @@ class DataSection(StrictModel):
             of a prompt.
         group_by_source: evaluation splits get one row per source, all its targets as references.
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
-            source; of other rows, of the row) where no such split is given.
+            source; of other rows, of what their recipe names, or else of the row) where no such
+            split is given.
         on_bad_row: `error` reports bad rows with file and line, and stops; `skip` leaves them out
             and counts them; `{skip: 1 %}` or `{skip: 20}` limits their share or number.
         max_examples: the first ones of each split, of a mixture's datasets each; None: all.

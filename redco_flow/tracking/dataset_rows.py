@@ -69,3 +69,26 @@ class StoredRows:
         if index >= len(self.table) or self.table["row_id"][index].as_py() != row_id:
             return {}
         return decode_row(self.table["row"][index].as_py(), open_image)
+
+
+def upright(image: Any) -> Any:
+    """Turn a Pillow image as its Exif orientation says, as `datasets` and transformers do."""
+    from PIL import ExifTags, Image
+
+    turns = Image.Transpose
+    by_orientation = {
+        2: turns.FLIP_LEFT_RIGHT,
+        3: turns.ROTATE_180,
+        4: turns.FLIP_TOP_BOTTOM,
+        5: turns.TRANSPOSE,
+        6: turns.ROTATE_270,
+        7: turns.TRANSVERSE,
+        8: turns.ROTATE_90,
+    }
+    image.load()  # which turns a TIFF file
+    # Not by ImageOps.exif_transpose: it writes the Exif data again, and fails at damaged ones.
+    try:
+        turn = by_orientation.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # noqa: BLE001 - Pillow raises anything at damaged Exif data
+        return image
+    return image if turn is None else image.transpose(turn)

@@ -31,7 +31,9 @@ class Prediction:
         references: of rows the value of the column to be predicted, if there is one.
         loss: summed cross-entropy of the first reference, in nats, where it was measured.
         num_tokens: how many tokens that is the sum of.
-        num_bytes: how many bytes those tokens' text has; None of conversations.
+        num_bytes: how many bytes those tokens' text has; None of conversations. Windows of a text
+            add up to the text's bytes, but a single one's may be below 0: a character that the
+            window before it cut counts there as the three bytes of U+FFFD.
         predictions: all texts, `prediction` first, where `num_return_sequences` asked for several.
         probabilities: of each class, where the stage was to write them.
         row: what JSON has of a row, without arrays and images.

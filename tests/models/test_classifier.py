@@ -79,7 +79,7 @@ def test_scores_of_labels_equal_the_torch_reference(case, batch, torch_reference
     assert_scores_equal(case, batch, reference)
 
 
-@pytest.mark.parametrize(("hidden", "head"), [(0.125, None), (0.125, 0.0), (0.0, 0.25)])
+@pytest.mark.parametrize(("hidden", "head"), [(0.125, None), (0.0, 0.0), (0.0, 0.25)])
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_a_head_drops_as_much_as_the_torch_reference(name, hidden, head, tmp_path):
     from transformers import AutoModelForSequenceClassification
@@ -98,7 +98,9 @@ def test_a_head_drops_as_much_as_the_torch_reference(name, hidden, head, tmp_pat
 
     reference = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     dropout = reference.dropout if name == "bert" else reference.classifier.dropout
-    assert config.inner.classifier_dropout == dropout.p
+    assert config.inner.head_dropout == dropout.p
+    changed = config.inner.updated({"hidden_dropout_prob": 0.5})
+    assert changed.head_dropout == (0.5 if head is None else head)
     assert bool(jnp.array_equal(scores, same)) == (not hidden and not dropout.p)
 
 

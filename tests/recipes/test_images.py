@@ -13,6 +13,7 @@ from redco_flow.corpora import digits
 from redco_flow.recipes.parts.images import ImageSettings, augment, collate_images, read_image
 from redco_flow.recipes.text_to_image.config import Settings, image_of
 from redco_flow.stages.data.image_files import open_image
+from redco_flow.stages.data.row_values import file_of_image
 
 RGB = np.random.default_rng(0).integers(0, 256, (20, 14, 3), np.uint8)
 GENERATED = Settings(image_size=4, num_channels=3)
@@ -40,22 +41,28 @@ def image_file(image, **options):
 
 
 def test_a_photograph_is_turned_as_its_exif_orientation_says():
-    """As `datasets` turns it; damaged Exif data turn nothing."""
+    """As `datasets` turns it; damaged Exif data turn nothing, and may say how to turn."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     turned, damaged = (
         image_file(Image.fromarray(RGB), exif=one) for one in (exif, b"Exif\0\0damaged")
     )
+    exif[ExifTags.Base.Make] = "maker"
+    # A width that is a text: Pillow reads it, and cannot write it again.
+    half_damaged = exif.tobytes().replace(b"\x01\x0f\0\2", b"\x01\0\0\2")
+    files = turned, image_file(Image.fromarray(RGB), exif=half_damaged)
     expected = datasets.Image().decode_example({"bytes": turned, "path": None})
 
-    found = [read_image(open_image(one), SETTINGS) for one in (turned, damaged)]
+    found = [read_image(open_image(one), SETTINGS) for one in (*files, damaged)]
 
     assert expected.size == (20, 14)
-    np.testing.assert_array_equal(found[0], read_image(expected, SETTINGS))
+    stored = read_image(open_image(file_of_image(open_image(turned))), SETTINGS)
+    for one in (*found[:2], stored):
+        np.testing.assert_array_equal(one, read_image(expected, SETTINGS))
     square = Image.fromarray(RGB[:4, :4])
     of_caption = image_of(open_image(image_file(square, exif=exif)), GENERATED)
     np.testing.assert_array_equal(of_caption, np.rot90(RGB[:4, :4], -1))
-    np.testing.assert_array_equal(found[1], read_image(Image.fromarray(RGB), SETTINGS))
+    np.testing.assert_array_equal(found[2], read_image(Image.fromarray(RGB), SETTINGS))
 
 
 def test_sixteen_bits_a_pixel_are_not_cut_to_eight():
@@ -65,10 +72,22 @@ def test_sixteen_bits_a_pixel_are_not_cut_to_eight():
     found = read_image(image, ImageSettings(image_size=4, num_channels=1, max_value=65535))
 
     np.testing.assert_array_equal(found[..., 0], pixels)
-    with pytest.raises(ValueError, match="pixels up to 65535, where white is 255"):
+    with pytest.raises(ValueError, match="pixels up to 65535, where black is 0 and white is 255"):
         read_image(image, SETTINGS)
-    with pytest.raises(ValueError, match="pixels up to 65535, where white is 255"):
+    with pytest.raises(ValueError, match="pixels up to 65535, where black is 0 and white is 255"):
         image_of(image, GENERATED)
+
+
+def test_fractions_as_pixels_are_kept():
+    pixels = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+
+    found = read_image(
+        Image.fromarray(pixels), ImageSettings(image_size=4, num_channels=1, max_value=1)
+    )
+
+    np.testing.assert_array_equal(found[..., 0], pixels)
+    with pytest.raises(ValueError, match="fractions as pixels"):
+        image_of(Image.fromarray(pixels), GENERATED)
 
 
 @pytest.mark.parametrize("num_channels", [1, 3])
@@ -115,6 +134,8 @@ def test_pixels_are_scaled_by_white_and_normalised():
         ([[1, 2], [3]], "no image: "),
         ("cat.png", "no image: could not convert string"),
         ([[1.0, float("nan")]], "no image: some pixels are not finite"),
+        (Image.fromarray(np.float32([[1, np.nan]])), "no image: some pixels are not finite"),
+        (Image.fromarray(np.int32([[1, -3]])), "pixels of -3, where black is 0"),
         (np.zeros((0, 4)), r"no image: an array of shape \(0, 4\)"),
     ],
 )

@@ -207,7 +207,10 @@ def test_a_step_tells_rewards_margins_and_how_many_pairs_are_right(tokenizer):
 
 
 def test_a_mixture_is_trained_on_the_load_balancing_loss_of_both_answers(tokenizer):
-    """transformers' of each row alone, as TRL adds it to a preference loss."""
+    """transformers' of each row alone, which TRL too adds to a preference loss.
+
+    TRL 1.16 does so even where `output_router_logits` is false; we do not, as transformers.
+    """
     torch = import_torch()
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 

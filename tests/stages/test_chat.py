@@ -56,11 +56,15 @@ def dataset(shared_bench):
 
 
 def test_a_tokenizer_of_characters_has_those_of_conversations_and_of_their_roles(bench):
-    """No message has the letters u and s; transformers decodes the ids to the template's text."""
+    """No message has the letters u and s, and more characters than the vocabulary come twice.
+
+    transformers decodes the ids to the template's text.
+    """
     from transformers import AutoTokenizer
 
-    data = {"tokenizer": {"train": {"type": "character"}}}
-    dataset = make_dataset(bench, [chat("1+1=?", "2"), chat("1+2=?", "3")], data=data)
+    data = {"tokenizer": {"train": {"type": "character", "vocab_size": 300}}}
+    ideographs = 2 * "".join(map(chr, range(0x4E00, 0x4E00 + 400)))
+    dataset = make_dataset(bench, [chat("1+1=?", "2"), chat("1+2=?", ideographs)], data=data)
 
     tokenizer = AutoTokenizer.from_pretrained(dataset.path / "tokenizer")
     (row,) = DatasetArtifact(dataset.path).split("train")[:1]

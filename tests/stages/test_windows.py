@@ -16,6 +16,7 @@ from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.train.data import Span, TokenStream, TokenWindows, read_training_data
+from redco_flow.stages.train.planned_data import _widths
 from redco_flow.text.tokenizer import TextTokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -165,6 +166,8 @@ def test_windows_have_room_for_the_token_that_every_row_begins_with(dataset):
     row = [tokenizer.eos_id, *tokens(window)]
     assert batch["input_ids"][0, : LENGTH + 1].tolist() == row[:-1]
     assert batch["labels"][0, 1 : LENGTH + 1].tolist() == window["target_ids"].tolist()
+    planned = _widths(recipe, train.Config.from_json(SETTINGS), (1, LENGTH))
+    assert planned == [data.widest_batch()["input_ids"].shape[1]]
 
 
 @pytest.mark.slow

@@ -80,9 +80,11 @@ class BertFamilyConfig(FamilyConfig):
     has_head: bool = True
     has_pooler: bool = False
 
-    def derived(self) -> dict[str, Any]:
-        """Return the dropout of a head of labels."""
-        return {"classifier_dropout": self.hidden_dropout_prob}
+    @property
+    def head_dropout(self) -> float:
+        """The dropout of a head of labels."""
+        given = self.classifier_dropout
+        return self.hidden_dropout_prob if given is None else given
 
     @classmethod
     @final

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from redco_flow.spec.model import NonNegativeInt, PositiveFloat, PositiveInt, StrictModel
+from redco_flow.tracking.dataset_rows import upright
 
 if TYPE_CHECKING:
     import jax
@@ -94,31 +95,23 @@ def read_image(value: Any, settings: ImageSettings) -> Pixels:
     return pixels if pixels.shape[:2] == (size, size) else _resized(pixels, size)
 
 
-def upright(image: Any) -> Any:
-    """Turn a Pillow image as its Exif orientation says, as `datasets` and transformers do."""
-    from PIL import ImageOps
-
-    try:
-        return ImageOps.exif_transpose(image)
-    except SyntaxError:  # Pillow's of damaged Exif data: there is no orientation
-        return image
-
-
 def is_wide(image: Any, white: float) -> bool:
-    """Whether a Pillow image has more than 8 bits a pixel, and white is more than they can hold.
+    """Whether a Pillow image has pixels that 8 bits cannot hold: fractions, or up to more.
 
     Raises:
-        ValueError: its pixels are above white: Pillow would make all of those white.
+        ValueError: they are not finite, negative or above white: Pillow would cut them off.
     """
     if image.mode not in _WIDE_MODES:
         return False
-    if (largest := np.max(image)) > white:
+    pixels = _from_array(image)
+    if (smallest := pixels.min()) < 0 or (largest := pixels.max()) > white:
+        found = f"of {smallest:g}" if smallest < 0 else f"up to {largest:g}"
         raise ValueError(
-            f"an image with pixels up to {largest:g}, where white is {white:g}: save it with 8 "
-            "bits a pixel, or give settings.max_value, where the recipe has it (65535 of files "
+            f"an image with pixels {found}, where black is 0 and white is {white:g}: save it with "
+            "8 bits a pixel, or give settings.max_value, where the recipe has it (65535 of files "
             "with 16 bits a pixel)."
         )
-    return white > WHITE_OF_8_BITS
+    return image.mode == "F" or white > WHITE_OF_8_BITS
 
 
 def _from_pillow(image: Any, size: int, num_channels: int) -> Pixels:

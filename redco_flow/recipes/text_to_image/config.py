@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_flow.recipes.parts.images import WHITE_OF_8_BITS, is_wide, upright
+from redco_flow.recipes.parts.images import WHITE_OF_8_BITS, is_wide
+from redco_flow.tracking.dataset_rows import upright
 
 COLUMNS = ("image", "caption")
 TARGET = "image"
@@ -113,7 +114,8 @@ def image_of(image: Any, settings: Settings) -> NDArray[np.uint8]:
     """
     if hasattr(image, "convert"):
         image = upright(image)
-        is_wide(image, WHITE_OF_8_BITS)  # raises
+        if is_wide(image, WHITE_OF_8_BITS):
+            raise ValueError("the image has fractions as pixels, and pixels are from 0 to 255.")
         image = image.convert("L" if settings.num_channels == 1 else "RGB")
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8:

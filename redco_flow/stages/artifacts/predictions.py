@@ -15,11 +15,11 @@ import numpy as np
 
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics.confusion import Class, ClassNames
-from redco_flow.recipes.parts.images import upright
 from redco_flow.records import read_json, read_json_lines, write_json
 from redco_flow.spec.metric import Metric, check_predictions, reads_of
 from redco_flow.stages.artifacts.dataset import DatasetSummary
 from redco_flow.stages.data.row_values import as_json_value
+from redco_flow.tracking.dataset_rows import upright
 from redco_flow.tracking.metrics_artifact import PREDICTIONS_FILE, Prediction
 
 FORMAT = 1

@@ -24,7 +24,7 @@ from redco_flow.stages.data.image_files import (
     open_image,
     read_image_file,
 )
-from redco_flow.tracking.dataset_rows import ARRAY, IMAGE, decode_row
+from redco_flow.tracking.dataset_rows import ARRAY, IMAGE, decode_row, upright
 
 __all__ = [
     "AS_TEXT",
@@ -120,7 +120,7 @@ def _image_bytes(value: Mapping[str, Any], key: str, image_folders: Sequence[Pat
 
 
 def file_of_image(image: Any) -> bytes:
-    """Return a Pillow image as the content of a PNG file."""
+    """Return a Pillow image as the content of a PNG file, which has no Exif orientation."""
     file = io.BytesIO()
-    image.save(file, "PNG")
+    upright(image).save(file, "PNG")
     return file.getvalue()

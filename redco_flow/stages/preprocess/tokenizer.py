@@ -11,7 +11,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,13 +46,17 @@ Scores = dict[str, float]
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, kind: Literal["unigram", "bpe", "character"]
+    texts: Iterable[str],
+    vocab_size: int,
+    kind: Literal["unigram", "bpe", "character"],
+    needed: Iterable[str] = (),
 ) -> Any:
     """Return a trained `tokenizers.Tokenizer` with <pad> 0, </s> 1, <unk> 2.
 
     Args:
         texts: read once; memory grows with the number of distinct words only.
         vocab_size: an upper limit; a small corpus gives fewer tokens.
+        needed: characters that one of type `character` has, however rare they are.
 
     Raises:
         ValueError: vocab_size leaves no room for the 256 bytes and the special tokens.
@@ -64,7 +67,7 @@ def train_tokenizer(
             f"least {_MIN_VOCAB_SIZE}."
         )
     if kind == "character":
-        return _character_tokenizer(texts, vocab_size)
+        return _character_tokenizer(texts, vocab_size, set(needed))
     if kind == "bpe":
         return _assembled(_train_bpe(texts, vocab_size).model)
     words: Counter[str] = Counter()
@@ -131,15 +134,16 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Any:
     return tokenizer
 
 
-def _character_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Take the most frequent characters, in the order of their code points."""
+def _character_tokenizer(texts: Iterable[str], vocab_size: int, needed: set[str]) -> Any:
+    """Take those that are needed and the most frequent, in the order of their code points."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
 
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
-    ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    kept = sorted(ranked[: vocab_size - len(SPECIAL_TOKENS)])
+    others = counts.keys() - needed
+    ranked = sorted(others, key=lambda character: (-counts[character], character))
+    kept = sorted([*needed, *ranked][: vocab_size - len(SPECIAL_TOKENS)])
     vocab = {token: number for number, token in enumerate((*SPECIAL_TOKENS, *kept))}
     return _assembled(
         models.WordLevel(vocab, unk_token=SPECIAL_TOKENS[2]),
@@ -316,9 +320,8 @@ def _save_trained(config: Config, texts: Iterable[str], directory: Path) -> None
         save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
         return
     size = asked.vocab_size - len(CHATML_TOKENS)
-    if asked.type == "character":  # no message need have the letters of the roles
-        texts = chain(texts, ["\n".join((*ROLES, ""))])
-    save_chat_tokenizer(train_tokenizer(texts, size, asked.type), directory)
+    of_roles = "\n".join((*ROLES, ""))  # no message need have these letters
+    save_chat_tokenizer(train_tokenizer(texts, size, asked.type, of_roles), directory)
 
 
 def record_of(tokenizer: TextTokenizer, context: StageContext, config: Config) -> dict[str, Any]:

@@ -183,9 +183,8 @@ def _classes(
 
 def _widths(recipe: Recipe, config: Config, lengths: tuple[int, int]) -> list[int]:
     """Return how wide the widest batch is."""
-    given = config.batching.window_length or config.batching.packed_length
-    if given is not None:
-        return [_rounded_up(given) if config.batching.type == "windows" else given]
+    if config.batching.packed_length is not None:
+        return [config.batching.packed_length]
     named = dict(zip(("source_ids", "target_ids"), lengths, strict=True))
     found = recipe.widths_of(lambda column: np.array([named[column]]))
     return [_rounded_up(width) for width in found[0].tolist()]
