@@ -197,6 +197,9 @@ def test_a_linked_folder_is_digested_for_a_script_and_refused_in_a_directory_of_
         (tmp_path / name).write_text("{}")
     data = tmp_path / "data"
     (data / "loop").symlink_to(data)
+    (data / "self").symlink_to("self")
+    (tmp_path / "elsewhere" / "back").symlink_to(data)
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "elsewhere")
     section = DataSection(dataset=str(data))
     script = script_config.Config(path="x.py", inputs={"data": str(data)})
 
