@@ -211,6 +211,12 @@ def test_a_linked_folder_is_digested_for_a_script_and_refused_in_a_directory_of_
     with pytest.raises(ValueError, match=r"link is a link to a folder outside of"):
         data_files(section)
 
+    (data / "link").rename(data / ".link")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "scan.png").touch()
+    (data / "notes").symlink_to(tmp_path / "notes")  # images are no data next to a data file
+    assert data_files(section) == [data / "a.jsonl"]
+
 
 def test_folders_of_a_split_that_is_left_out_are_no_classes(tmp_path):
     for path in ("train/b", "train/c", "test/a"):
