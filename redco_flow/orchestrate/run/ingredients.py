@@ -205,8 +205,11 @@ def _data_folders(config: StageConfig) -> dict[str, str]:
     for path, value in marked(config, ContentOf):
         if path in names:
             continue
-        named = value if isinstance(value, dict) else {path[-1]: value}
-        found |= {key: text for key, text in named.items() if isinstance(text, str)}
+        key = ".".join(path)
+        if isinstance(value, dict):
+            found |= {f"{key}.{name}": text for name, text in value.items()}
+        elif isinstance(value, str):
+            found[key] = value
     data = getattr(config, "data", None)
     if isinstance(data, DataSection):
         of_parts = {name: part.dataset for name, part in data.mixture.items()}
