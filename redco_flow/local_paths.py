@@ -32,23 +32,35 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def files_below(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return all files below a folder, those behind links to other folders too, sorted."""
-    return sorted(map(Path, _files_below(os.fspath(folder), frozenset())))
+    """Return all files below a folder, those behind links to other folders too, sorted.
+
+    Each real folder counts once: one below `folder` by its own path, not by links to it.
+    """
+    root = os.path.join(os.path.realpath(folder), "")
+    return sorted(map(Path, _files_below(os.fspath(folder), root, set())))
 
 
-def _files_below(folder: str, above: frozenset[str]) -> Iterator[str]:
-    """Yield files, but not again those of a folder that a link leads back to, or of a locked one.
+def _files_below(folder: str, root: str, seen: set[str]) -> Iterator[str]:
+    """Yield a folder's files, but for a folder that was seen or cannot be read.
 
     Args:
-        above: the real paths of the folders on the way.
+        root: the real path of the folder where the search began, ending in a slash.
+        seen: the real paths of the folders until now.
     """
     real = os.path.realpath(folder)
+    if real in seen:
+        return
+    seen.add(real)
     try:
-        entries = list(os.scandir(folder)) if real not in above else []
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except PermissionError:
         return
     for entry in entries:
-        if entry.is_dir():
-            yield from _files_below(entry.path, above | {real})
-        elif entry.is_file():
+        if entry.is_file(follow_symlinks=False):
+            yield entry.path
+        elif is_folder(entry.path):
+            is_inside = os.path.realpath(entry.path).startswith(root)
+            if not (entry.is_symlink() and is_inside):
+                yield from _files_below(entry.path, root, seen)
+        elif is_file(entry.path):
             yield entry.path

@@ -282,7 +282,7 @@ def marked(model: BaseModel, mark: type) -> Iterator[tuple[tuple[str, ...], Any]
 
 
 def _notes(info: FieldInfo) -> Iterator[Any]:
-    """Yield a field's marks, those inside `DataFile | None` included."""
+    """Yield a field's marks, those inside `DataFile | None` and `list[DataFile]` included."""
     yield from info.metadata
     yield from _inner_notes(info.annotation)
 
@@ -291,6 +291,11 @@ def _inner_notes(annotation: Any) -> Iterator[Any]:
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         yield from annotation.__metadata__
+        yield from _inner_notes(annotation.__origin__)
     elif origin in (typing.Union, types.UnionType):
         for part in typing.get_args(annotation):
             yield from _inner_notes(part)
+    elif origin in (list, dict):
+        item = typing.get_args(annotation)[-1]
+        if typing.get_origin(item) is Annotated:
+            yield from item.__metadata__

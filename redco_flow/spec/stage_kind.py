@@ -21,7 +21,8 @@ one module with all of it, whose top level must then be light:
                                                 # its settings need or have no use for; `given` are
                                                 # the slots that the pipeline says
     def data_files(config): ...                 # optional: raw data files to digest; else those
-                                                # of DataFile, DataFiles and DataFolder fields
+                                                # of DataFile, DataFiles and DataFolder fields,
+                                                # list[DataFile] and dict[str, DataFile]
     def named_files(config, workspace): ...     # optional: data file -> the files that its rows
                                                 # name -> NamedFile; the Workspace has a cache
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes

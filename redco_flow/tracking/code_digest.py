@@ -27,6 +27,7 @@ from redco_flow.git import run_git
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return, ast.Import, ast.ImportFrom, ast.Raise)
 _IMPORT = re.compile(rb"\bimport\b")
 _TOP_LEVEL = re.compile(rb"^[A-Za-z_@]", re.MULTILINE)
+_TOP_LEVEL_NAME = re.compile(r"^\w+(?=[/.])", re.MULTILINE)  # of a path
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def module_digests(modules: Iterable[str]) -> dict[str, str]:
     the way.
 
     Raises:
-        UsageError: a given module does not exist, or a source file is not Python.
+        UsageError: a given module does not exist, or a file of its package is not Python.
     """
     closure = _Closure()
     for module in modules:
@@ -276,7 +277,7 @@ def read_script(script: Path) -> ScriptCode:
     """Return what a script imports, found as Python finds it: beside the script first.
 
     Raises:
-        UsageError: a source file is not Python.
+        UsageError: the script, or a file beside it, is not Python.
         OSError: the script cannot be read.
     """
     closure = _Closure(folder=script.parent)
@@ -319,12 +320,14 @@ class _Closure:
     files: dict[str, Path | None] = field(default_factory=dict)
     pending: list[str] = field(default_factory=list)
     top_level: dict[str, Path | None] = field(default_factory=dict)  # name → file or folder
-    own: set[str] = field(default_factory=lambda: {_SCRIPT})  # top-level modules in `folder`
+    own: set[str] = field(default_factory=lambda: {_SCRIPT})  # top-level, named or in `folder`
+    installed: dict[Path, frozenset[str]] = field(default_factory=dict)  # `_installed_in` of each
     entries: dict[str, frozenset[str] | None] = field(default_factory=dict)  # of each folder
 
     def add_root(self, module: str) -> None:
         """Begin at this module; its top-level package is followed from now on."""
         root = _root(module)
+        self.own.add(root)
         if root not in self.top_level:
             self.top_level[root] = _top_level(root)
         if _file(self.top_level[root], module) is None:
@@ -367,6 +370,8 @@ class _Closure:
         try:
             return read_imports(source, module, is_package=file.name == "__init__.py")
         except (SyntaxError, ValueError) as error:
+            if _root(module) not in self.own:  # perhaps never imported, as one for Python 2
+                return Imports()
             raise UsageError(f"{file}: is not Python: {error}.") from error
 
     def _modules(self, module: str, name: str | None) -> Iterator[str]:
@@ -450,8 +455,20 @@ class _Closure:
             if own is not None and (found is None or _file(own, root) is not None):
                 self.own.add(root)
                 return own
-        is_followed = root == _OURS or (found is not None and not _is_installed(found))
+        is_followed = root == _OURS or (found is not None and not self._is_installed(found))
         return found if is_followed else None
+
+    def _is_installed(self, location: Path) -> bool:
+        """Whether a module is Python's own or an installed one, wherever pip put it."""
+        paths = sysconfig.get_paths()
+        folder = location.parent
+        folders = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+        named = {"site-packages", "dist-packages", "lib-dynload"}
+        if folder in folders or named & set(location.parts):
+            return True
+        if folder not in self.installed:
+            self.installed[folder] = _installed_in(folder)
+        return location.name.partition(".")[0] in self.installed[folder]
 
 
 def _root(module: str) -> str:
@@ -507,9 +524,7 @@ def _file(location: Path | None, module: str) -> Path | None:
     return None
 
 
-def _is_installed(location: Path) -> bool:
-    """Whether a module is Python's own or in a folder of installed packages."""
-    paths = sysconfig.get_paths()
-    folders = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    named = {"site-packages", "dist-packages", "lib-dynload"}
-    return location.parent in folders or bool(named & set(location.parts))
+def _installed_in(folder: Path) -> frozenset[str]:
+    """The top-level modules that `pip install --target` has put into a folder."""
+    records = [one.read_text(errors="replace") for one in folder.glob("*.dist-info/RECORD")]
+    return frozenset(name for record in records for name in _TOP_LEVEL_NAME.findall(record))

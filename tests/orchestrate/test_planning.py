@@ -28,6 +28,12 @@ stages:
   one: {{kind: script, path: {0}/look.py, inputs: {{images: {0}/images}}}}
   several: {{kind: script, path: {0}/look.py, inputs: {{a: {0}/images/cats, b: {0}/images/dogs}}}}
 """
+CHATS = """\
+name: chats
+recipe: chat
+data: {{dataset: {0}/chats, chat_template: chatml, tokenizer: {{train: {{vocab_size: 300}}}}}}
+stages: {{preprocess: {{}}}}
+"""
 PUBLISHED = """\
 name: published
 recipe: language_modeling
@@ -256,6 +262,20 @@ def test_the_place_of_a_file_in_a_folder_of_data_is_part_of_the_fingerprint(runs
 
     assert all(old != new for old, new in zip(before, after, strict=True))
     assert fingerprints() == before
+
+
+def test_a_folder_that_has_the_name_of_a_chat_template_is_no_folder_of_data(
+    runs, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chats").mkdir()
+    (tmp_path / "chats" / "train.jsonl").write_text("{}")
+    stage = runs.load(CHATS.format(tmp_path)).stages["preprocess"]
+
+    before = stage_ingredients(stage, {}, runs.workspace)
+    (tmp_path / "chatml").mkdir()
+
+    assert stage_ingredients(stage, {}, runs.workspace) == before
 
 
 def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(runs, tmp_path):

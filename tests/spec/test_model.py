@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from redco_flow.spec.model import (
     ContentOf,
+    DataFile,
     OutputPath,
     Placement,
     PositiveInt,
@@ -30,6 +31,11 @@ class Outer(StrictModel):
     inner: Inner = Inner()
     maybe: Inner | None = None
     ratio: float = 0.5
+
+
+class Files(StrictModel):
+    several: Annotated[list[DataFile], Field(min_length=1)] | None
+    named: dict[str, DataFile]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +72,10 @@ def test_marked_fields_are_found_at_any_depth():
 
     assert dict(marked(model, Placement)) == {("inner", "workers"): 1, ("maybe", "workers"): 3}
     assert dict(marked(data, ContentOf))[("train",)] == "/a/b.csv"
+    assert dict(marked(Files(several=["/a"], named={"b": "/b"}), ContentOf)) == {
+        ("several",): ["/a"],
+        ("named",): {"b": "/b"},
+    }
 
 
 def test_known_keys_are_those_of_the_model_at_a_path():

@@ -197,6 +197,9 @@ def test_a_linked_folder_is_digested_for_a_script_and_refused_in_a_directory_of_
         (tmp_path / name).write_text("{}")
     data = tmp_path / "data"
     (data / "loop").symlink_to(data)
+    (data / "self").symlink_to("self")
+    (tmp_path / "elsewhere" / "back").symlink_to(data)
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "elsewhere")
     section = DataSection(dataset=str(data))
     script = script_config.Config(path="x.py", inputs={"data": str(data)})
 
@@ -207,6 +210,12 @@ def test_a_linked_folder_is_digested_for_a_script_and_refused_in_a_directory_of_
     assert script_config.data_files(script) == [data / "a.jsonl", data / "link/b.jsonl"]
     with pytest.raises(ValueError, match=r"link is a link to a folder outside of"):
         data_files(section)
+
+    (data / "link").rename(data / ".link")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "scan.png").touch()
+    (data / "notes").symlink_to(tmp_path / "notes")  # images are no data next to a data file
+    assert data_files(section) == [data / "a.jsonl"]
 
 
 def test_folders_of_a_split_that_is_left_out_are_no_classes(tmp_path):

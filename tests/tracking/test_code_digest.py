@@ -110,6 +110,15 @@ def test_modules_that_are_not_installed_are_followed_from_other_folders_too(proj
 
     assert list(module_digests(["taker8"])) == ["far8", "far8.part", "near8", "taker8"]
 
+    # As after `pip install --target library8`; then only an own module there is followed.
+    info = folder / "library8" / "far8-1.0.dist-info"
+    info.mkdir()
+    (info / "RECORD").write_text(
+        "far8/__init__.py,,\nfar8/part.py,,\nfar8-1.0.dist-info/RECORD,,\n"
+    )
+    project(taker8="import far8.part, near8\n")
+    assert list(module_digests(["taker8"])) == ["near8", "taker8"]
+
 
 def test_an_imported_attribute_is_not_taken_for_a_module(project):
     project(pk2__init="", pk2__recipe="from pk2.a import b\n", pk2__a="b = 1\n", pk2__b="")
@@ -277,11 +286,14 @@ def test_a_module_that_does_not_exist_is_named():
             module_digests([module])
 
 
-def test_a_module_that_is_not_python_is_named_with_its_file(project):
+def test_a_named_module_that_is_not_python_is_refused_with_its_file(project):
     project(broken="import (\n")
 
     with pytest.raises(UsageError, match=r"broken\.py: is not Python"):
         module_digests(["broken"])
+
+    project(taker9="import broken\n")
+    assert list(module_digests(["taker9"])) == ["broken", "taker9"]
 
 
 def test_sixty_modules_take_less_than_a_third_of_a_second(project):

@@ -21,7 +21,7 @@ from redco_flow.local_paths import expanded, is_folder
 from redco_flow.records import digest_json, read_json_if_present
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
-from redco_flow.spec.model import ContentOf, marked
+from redco_flow.spec.model import ContentOf, ContentOrName, marked
 from redco_flow.spec.names import failure
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.secrets import secret_values
@@ -201,9 +201,15 @@ def _data_names(config: StageConfig, paths: Sequence[Path]) -> Iterator[str]:
 def _data_folders(config: StageConfig) -> dict[str, str]:
     """Return the folders of data that the settings name, by key, each ending in a slash."""
     found: dict[str, str] = {}
+    names = {path for path, _ in marked(config, ContentOrName)}  # or files, but no folders
     for path, value in marked(config, ContentOf):
-        named = value if isinstance(value, dict) else {path[-1]: value}
-        found |= {key: text for key, text in named.items() if isinstance(text, str)}
+        if path in names:
+            continue
+        key = ".".join(path)
+        if isinstance(value, dict):
+            found |= {f"{key}.{name}": text for name, text in value.items()}
+        elif isinstance(value, str):
+            found[key] = value
     data = getattr(config, "data", None)
     if isinstance(data, DataSection):
         of_parts = {name: part.dataset for name, part in data.mixture.items()}

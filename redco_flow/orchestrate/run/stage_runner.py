@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.call import read_call, with_inputs, write_call
+from redco_flow.launch.hosts.file_sets import committed_steps
 from redco_flow.orchestrate.run.ahead import JobChain
 from redco_flow.orchestrate.run.attempts import (
     AttemptFollower,
@@ -264,8 +265,11 @@ class StageRunner:
         attempt = self._context.run.latest_attempt(self._stage.name)
         if attempt is None or attempt.read_result() is not None:
             return
+        workspace = self._context.workspace
+        if committed_steps(workspace, workspace.work_directory(digest).name):
+            return  # an earlier attempt with these ingredients is continued
         call = attempt.read_call() or {}
-        if call.get("fingerprint", "") not in ("", digest):
+        if call.get("ingredients") and call["fingerprint"] not in ("", digest):
             origins, name = self._context.pipeline.origins, self._stage.name
             changes = differences(call["ingredients"], ingredients)
             found = [describe(one, name, origins) for one in islice(changes, _MOST_CHANGES)]

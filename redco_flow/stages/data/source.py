@@ -296,13 +296,18 @@ def _image_source(split: str, image: ImageFile, root: Path, classes: list[str]) 
     return Source(split, name, str(image.path), rows, {"label": classes})
 
 
-def _refuse_linked_folders(path: Path) -> None:
-    """Raise where a link below a directory leads to a folder outside of it, which is not read."""
+def _refuse_linked_folders(path: Path, *, has_data_files: bool) -> None:
+    """Raise where a link below a directory leads to data outside of it, which is not read.
+
+    Args:
+        has_data_files: the directory has some, so that its images are no data.
+    """
     inside = f"{os.path.realpath(path)}{os.sep}"
     for folder, names, _ in os.walk(path):
-        for linked in (Path(folder, name) for name in names):
-            target = f"{os.path.realpath(linked)}{os.sep}"
-            if linked.is_symlink() and not target.startswith(inside):
+        for linked in (Path(folder, name) for name in names if not name.startswith(".")):
+            if not linked.is_symlink() or f"{os.path.realpath(linked)}{os.sep}".startswith(inside):
+                continue
+            if _data_files(linked) or (not has_data_files and _images(linked)):
                 raise ValueError(
                     f"{linked} is a link to a folder outside of {path}, whose files are not read: "
                     "put the folder itself there, or name the files by data.train, "
@@ -327,8 +332,8 @@ def _named_by_split(path: Path) -> list[tuple[str, Path]]:
     """A directory's data files with their splits: by the file's name, else its folder's."""
     if path.is_file():
         return [("train", path)]
-    _refuse_linked_folders(path)
     files = _data_files(path)
+    _refuse_linked_folders(path, has_data_files=bool(files))
     if not files:
         if images := _images(path):
             return [(image.split, image.path) for image in images]

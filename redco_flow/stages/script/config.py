@@ -49,7 +49,7 @@ class Config(StageConfig):
 
     path: Annotated[Text, AfterValidator(_found), ContentOf()]
     arguments: dict[str, Scalar | list[bool | int | float | str]] = Field(default_factory=dict)
-    inputs: Annotated[dict[str, DataFile], ContentOf()] = Field(default_factory=dict)
+    inputs: dict[str, DataFile] = Field(default_factory=dict)
     outputs: list[str] = Field(default_factory=list)
 
 
