@@ -28,6 +28,7 @@ from redco_flow.spec.executor import executor_config, executor_problem, known_ex
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import interpolate
 from redco_flow.spec.model import (
+    OF_RECORD,
     EnvironmentValue,
     Name,
     NonNegativeFloat,
@@ -178,7 +179,8 @@ class Profile(StrictModel):
     def from_record(cls, values: Mapping[str, Any]) -> Profile:
         """Read a run's record of its profile, with the section of the executor that it names.
 
-        It may be another version's: keys that executors' sections had then are left out.
+        It may be another version's: keys that executors' sections had then are left out, and
+        options of sbatch that are refused now are kept.
 
         Raises:
             pydantic.ValidationError: every mistake, with its place.
@@ -190,7 +192,7 @@ class Profile(StrictModel):
             else value
             for name, value in values.items()
         }
-        return model.model_validate_json(json.dumps(known))
+        return model.model_validate_json(json.dumps(known), context=OF_RECORD)
 
     @property
     def section(self) -> Any:

@@ -338,6 +338,7 @@ def test_a_typo_in_an_executor_s_section_is_refused(write):
 
 def test_a_record_of_another_version_is_read_without_the_keys_that_are_gone():
     record = profile_model()(executor="slurm").model_dump(mode="json")
-    record["slurm"]["gone"] = 1
+    refused = ["--partition=b", "--output=x.log", "--array=0-3"]
+    record["slurm"] |= {"gone": 1, "partition": "a", "options": refused}
 
-    assert Profile.from_record(record).executor == "slurm"
+    assert Profile.from_record(record).slurm.options == refused

@@ -20,7 +20,14 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, f
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import BetweenFabrics, ExecutorConfig
 from redco_flow.launch.slurm.nodes import expand_nodes
-from redco_flow.spec.model import Line, Name, PositiveFloat, PositiveInt, StrictModel
+from redco_flow.spec.model import (
+    OF_RECORD,
+    Line,
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    StrictModel,
+)
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
@@ -101,8 +108,10 @@ SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,
 """A name that the cluster's administrator chose: a partition, an account, a QOS."""
 
 
-def _sbatch_option(text: str) -> str:
+def _sbatch_option(text: str, info: ValidationInfo) -> str:
     option = _option(text)
+    if info.context == OF_RECORD:
+        return option
     for word in re.findall(r"(?:^|\s)--([\w-]{3,})", option):
         if name := next((name for name in _REFUSED if name.startswith(word)), None):
             raise ValueError(f"--{name}: {_REFUSED[name]}")
@@ -199,6 +208,8 @@ class Config(ExecutorConfig):
     @field_validator("options")
     @classmethod
     def _check_options(cls, options: list[str], info: ValidationInfo) -> list[str]:
+        if info.context == OF_RECORD:
+            return options
         for name in ("partition", "account", "qos", "reservation", "constraint"):
             given = next((one for one in options if re.match(rf"--{name}\b", one)), None)
             if given and info.data.get(name) is not None:
