@@ -292,11 +292,6 @@ def test_broken_files_are_refused_in_words(tmp_path, monkeypatch, numbers):
             "no key 'source_key': it is a key of 'data'",
         ),
         (
-            "stages: {preprocess: {}}\ndata: {dataset: x, test_fraction: 0.95}",
-            "3:20",
-            "leaves no rows to train on",
-        ),
-        (
             "stages: {preprocess: {}}\nnotify: {slack_env: 'https://hooks.slack.com/services/"
             "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX'}",
             "3:10",
