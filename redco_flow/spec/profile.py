@@ -273,12 +273,18 @@ def load_profile(
     return profile
 
 
+_READ_BY_A_SHELL = ("setup", "srun_options")
+
+
 def _shell_variable_problems(document: Document) -> list[Problem]:
-    """Report `$NAME` where no shell reads it: everywhere but in lines of `setup`."""
+    """Report `$NAME` where no shell reads it; the settings of a user's own executor may use one.
+
+    $ORIGIN, $LIB and $PLATFORM are of the dynamic linker, as in LD_LIBRARY_PATH.
+    """
     problems = []
-    for key in leaves(document.without(("defaults",)).values):
-        name = re.search(r"\$([A-Za-z_]\w*)", str(document.get(key)))
-        if name and key[-1] != "setup":
+    for key in leaves(document.without(("defaults",)).without((_SETTINGS,)).values):
+        name = re.search(r"\$(?!(?:ORIGIN|LIB|PLATFORM)\b)([A-Za-z_]\w*)", str(document.get(key)))
+        if name and key[-1] not in _READ_BY_A_SHELL:
             problems.append(
                 document.origin(key).problem(
                     f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is "
