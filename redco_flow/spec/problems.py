@@ -179,8 +179,8 @@ def _place_of(document: Document, path: KeyPath, details: list[ErrorDetails]) ->
     """Return the path of the key that a section's check names, else `path`.
 
     `'data.dataset': there is no file` is a problem of that line, and not of the section's first; so
-    is a message with a quoted word that only one key of the section is, or one value where `path` is
-    not empty.
+    is a message with a quoted word that only one key of the section is, or one value, where `path`
+    is not empty.
     """
     message = _check_message(details)
     found = _FIRST_NAME.match(message)
