@@ -164,14 +164,14 @@ def _plan(options: argparse.Namespace) -> int:
         more["fit"] = fits[targets[0]] if len(targets) == 1 else fits
     if not options.fit:
         loaded = choose_settings(loaded, compiles=False, starts=starts).say()
-    _check_ahead(options, loaded)
+    chosen = loaded
+    if options.fit and not options.target and (options.render or options.ahead):
+        chosen = choose_settings(loaded, compiles=True, starts=starts).loaded
+    _check_ahead(options, chosen)
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
 
-        chosen = loaded
-        if options.fit and not options.target:
-            chosen = choose_settings(loaded, compiles=True, starts=starts).loaded
         given = (chosen.pipeline, chosen.profile, chosen.workspace, chosen.plan, os.environ)
         submissions = rendered_submissions(*given, ahead=options.ahead)
         for name, text in submissions:
