@@ -231,7 +231,7 @@ def unknown_key(
     if own := own_name(key, owner, known, value):
         return f"{message}: {own}."
     if sections := sorted(name for name, keys in (inner or {}).items() if key in keys):
-        return f"{message}: it is a key of {quoted(sections)}."
+        return f"{message}: it is a key of {quoted(sections)}{nearest(key, known)}"
     return f"{message}{nearest(key, known)} {similar_keys(key, known)}"
 
 
