@@ -232,13 +232,13 @@ def _print_plan(
 def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.objectives import ExpectedStarts
     from redco_flow.orchestrate.run.start import spawn, write_run
-    from redco_flow.tracking.workspace import check_name
+    from redco_flow.tracking.run_directory import check_run_id
 
     if options.launcher:
         options.overrides = [*options.overrides, f"profile.launcher={options.launcher}"]
     loader = Loader(options, only_reads=options.dry_run)
     if options.run_id:
-        check_name(options.run_id, "run's id")
+        check_run_id(options.run_id)
     is_sweep = bool(options.sweep or options.points)
     only_one = (("--run-id", options.run_id), ("--if-new", options.if_new), ("--fit", options.fit))
     for name, value in only_one:
