@@ -327,7 +327,7 @@ def test_what_a_recipe_has_not_is_refused_with_its_line(load):
         "takes rows as they are, whose widths are not known",
         "command line: 'stages.predict': recipe 'python:blobs' predicts by its own pred_fn: "
         "'num_beams' would change nothing",
-        "command line: 'stages.train': recipe 'python:blobs' brings its own model",
+        "command line: 'model': recipe 'python:blobs' brings its own model",
         "'max_source_length' would change nothing",
     ):
         assert expected in said
