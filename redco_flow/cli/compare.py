@@ -210,7 +210,7 @@ def _report(options: argparse.Namespace) -> int:
 
     workspace = Workspace(workspace_path(options).absolute())
     target: Path | None = options.html
-    sweep = None if options.run == "@last" else find_sweep(workspace, options.run)
+    sweep = None if options.run in ("last", "@last") else find_sweep(workspace, options.run)
     if sweep is not None:
         print(write_sweep_page(sweep, target))
     else:

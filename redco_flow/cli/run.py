@@ -164,14 +164,14 @@ def _plan(options: argparse.Namespace) -> int:
         more["fit"] = fits[targets[0]] if len(targets) == 1 else fits
     if not options.fit:
         loaded = choose_settings(loaded, compiles=False, starts=starts).say()
-    _check_ahead(options, loaded)
+    chosen = loaded
+    if options.fit and not options.target and (options.render or options.ahead):
+        chosen = choose_settings(loaded, compiles=True, starts=starts).loaded
+    _check_ahead(options, chosen)
     _print_plan(loaded, loader.replaced, as_json=options.json, **more)
     if options.render:
         from redco_flow.orchestrate.run.rendering import rendered_submissions
 
-        chosen = loaded
-        if options.fit and not options.target:
-            chosen = choose_settings(loaded, compiles=True, starts=starts).loaded
         given = (chosen.pipeline, chosen.profile, chosen.workspace, chosen.plan, os.environ)
         submissions = rendered_submissions(*given, ahead=options.ahead)
         for name, text in submissions:
@@ -232,13 +232,13 @@ def _print_plan(
 def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.objectives import ExpectedStarts
     from redco_flow.orchestrate.run.start import spawn, write_run
-    from redco_flow.tracking.workspace import check_name
+    from redco_flow.tracking.run_directory import check_run_id
 
     if options.launcher:
         options.overrides = [*options.overrides, f"profile.launcher={options.launcher}"]
     loader = Loader(options, only_reads=options.dry_run)
     if options.run_id:
-        check_name(options.run_id, "run's id")
+        check_run_id(options.run_id)
     is_sweep = bool(options.sweep or options.points)
     only_one = (("--run-id", options.run_id), ("--if-new", options.if_new), ("--fit", options.fit))
     for name, value in only_one:

@@ -228,14 +228,14 @@ def _section(options: argparse.Namespace, document: Document) -> ScheduleSection
     keys = (*times, "name", "timezone", "overlap", "missed", "retries")
     options_given = {key: value for key in keys if (value := getattr(options, key)) is not None}
     if not isinstance(block.values, dict):
-        block = Document({})
+        block = Document({}, {(): block.origin(())})
     if options_given.keys() & set(times):
         for key in times:
             block = block.without((key,))
+    for key, value in options_given.items():
+        block = block.with_part((key,), written_at(value, COMMAND_LINE))
     section, problems = validated(
-        ScheduleSection,
-        block.merged(written_at(options_given, COMMAND_LINE)),
-        full_path=lambda path: ("schedule", *path),
+        ScheduleSection, block, full_path=lambda path: ("schedule", *path)
     )
     raise_if_any(problems)
     assert section is not None

@@ -151,7 +151,7 @@ def missing_file(file: str, what: str = "file") -> str:
         return f"{shown_path(file)} is not a {what}"
     if glob.has_magic(file):
         return f"no file matches {shown_path(file)}"
-    if variable := re.search(r"\$\{?(\w+)", file):
+    if variable := re.search(r"\$\{?([A-Za-z_]\w*)", file):
         hint = f"an environment variable is written ${{env:{variable[1]}}}"
         return f"there is no {what} {shown_path(file)}; {hint}"
     return f"there is no {what} {shown_path(file)}{_where(path)}"

@@ -33,6 +33,8 @@ from redco_flow.local_paths import expanded
 # `name, other: what they say`, and lines that are indented further.
 _ARGUMENT = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+OF_RECORD = "record"
+"""The context in which a run's record is validated; it may have what users' files may not."""
 
 
 class StrictModel(BaseModel):

@@ -224,17 +224,6 @@ class DataSection(StrictModel):
             )
         return self
 
-    @model_validator(mode="after")
-    def _leaves_rows_to_train_on(self) -> DataSection:
-        validation = self.validation_fraction if self.validation is None else 0
-        test = self.test_fraction if self.test is None else 0
-        if validation + test >= 1:
-            raise ValueError(
-                f"'validation_fraction' and 'test_fraction' are {validation:g} and {test:g}, which "
-                "leaves no rows to train on; their sum must be below 1"
-            )
-        return self
-
 
 class Resources(StrictModel):
     """The resources of one stage; never part of a fingerprint.

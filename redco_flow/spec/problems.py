@@ -179,7 +179,8 @@ def _place_of(document: Document, path: KeyPath, details: list[ErrorDetails]) ->
     """Return the path of the key that a section's check names, else `path`.
 
     `'data.dataset': there is no file` is a problem of that line, and not of the section's first; so
-    is a message with one quoted word that only one key or value of the section is.
+    is a message with a quoted word that only one key of the section is, or one value, where `path`
+    is not empty.
     """
     message = _check_message(details)
     found = _FIRST_NAME.match(message)
@@ -192,7 +193,8 @@ def _place_of(document: Document, path: KeyPath, details: list[ErrorDetails]) ->
     below = [key for key in document.origins if key[: len(path)] == path != key]
     for word in re.findall(r"'([^']+)'", message):
         named = [key for key in below if key[-1] == word]
-        named = named or [key for key in below if document.get(key) == word]
+        if path and not named:  # of the whole document, a value may be named only as the reason
+            named = [key for key in below if document.get(key) == word]
         if len(named) == 1:
             return named[0]
     return path
@@ -229,7 +231,7 @@ def unknown_key(
     if own := own_name(key, owner, known, value):
         return f"{message}: {own}."
     if sections := sorted(name for name, keys in (inner or {}).items() if key in keys):
-        return f"{message}: it is a key of {quoted(sections)}."
+        return f"{message}: it is a key of {quoted(sections)}{nearest(key, known)}"
     return f"{message}{nearest(key, known)} {similar_keys(key, known)}"
 
 

@@ -28,6 +28,7 @@ from redco_flow.spec.executor import executor_config, executor_problem, known_ex
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import interpolate
 from redco_flow.spec.model import (
+    OF_RECORD,
     EnvironmentValue,
     Name,
     NonNegativeFloat,
@@ -178,7 +179,8 @@ class Profile(StrictModel):
     def from_record(cls, values: Mapping[str, Any]) -> Profile:
         """Read a run's record of its profile, with the section of the executor that it names.
 
-        It may be another version's: keys that executors' sections had then are left out.
+        It may be another version's: keys that executors' sections had then are left out, and
+        options of sbatch that are refused now are kept.
 
         Raises:
             pydantic.ValidationError: every mistake, with its place.
@@ -190,7 +192,7 @@ class Profile(StrictModel):
             else value
             for name, value in values.items()
         }
-        return model.model_validate_json(json.dumps(known))
+        return model.model_validate_json(json.dumps(known), context=OF_RECORD)
 
     @property
     def section(self) -> Any:
@@ -271,12 +273,18 @@ def load_profile(
     return profile
 
 
+_READ_BY_A_SHELL = ("setup", "srun_options")
+
+
 def _shell_variable_problems(document: Document) -> list[Problem]:
-    """Report `$NAME` where no shell reads it: everywhere but in lines of `setup`."""
+    """Report `$NAME` where no shell reads it; the settings of a user's own executor may use one.
+
+    $ORIGIN, $LIB and $PLATFORM are of the dynamic linker, as in LD_LIBRARY_PATH.
+    """
     problems = []
-    for key in leaves(document.without(("defaults",)).values):
-        name = re.search(r"\$([A-Za-z_]\w*)", str(document.get(key)))
-        if name and key[-1] != "setup":
+    for key in leaves(document.without(("defaults",)).without((_SETTINGS,)).values):
+        name = re.search(r"\$(?!(?:ORIGIN|LIB|PLATFORM)\b)([A-Za-z_]\w*)", str(document.get(key)))
+        if name and key[-1] not in _READ_BY_A_SHELL:
             problems.append(
                 document.origin(key).problem(
                     f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is "

@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, ValidationInfo, field_validator, model_validator
 
 from redco_flow import bounded
 from redco_flow.spec.model import Name, NonNegativeInt, StrictModel, Text
+from redco_flow.spec.names import quoted
 
 LEAST_SECONDS_APART = 60
 _SECONDS_TO_LIST = 2.0
@@ -241,19 +242,24 @@ class ScheduleSection(StrictModel):
     name: Name | None = None
     cron: Annotated[Text, AfterValidator(_checked_cron)] | None = None
     every: Annotated[Text, AfterValidator(_checked_every)] | None = None
-    rrule: Text | None = None
     timezone: Annotated[Text, AfterValidator(_checked_timezone)] | None = None
+    rrule: Text | None = None
     profile: Text | None = None
     overlap: Literal["skip", "queue", "cancel_running"] = "skip"
     missed: Literal["latest", "skip", "all"] = "latest"
     retries: NonNegativeInt = 0
 
+    @field_validator("rrule")
+    @classmethod
+    def _check_rule(cls, rrule: str | None, info: ValidationInfo) -> str | None:
+        if rrule is not None:
+            checked_rule(rrule, info.data.get("timezone") or "UTC")
+        return rrule
+
     @model_validator(mode="after")
     def _says_when_once(self) -> ScheduleSection:
         given = [key for key in ("cron", "every", "rrule") if getattr(self, key) is not None]
         if len(given) != 1:
-            said = f"{' and '.join(given)} are given" if given else "none is given"
+            said = f"{quoted(given)} are given" if given else "none is given"
             raise ValueError(f"a schedule has one of cron, every and rrule; {said}")
-        if self.rrule is not None:
-            checked_rule(self.rrule, self.timezone or "UTC")
         return self

@@ -178,7 +178,7 @@ class RunDirectory:
             "version": version,
         }
         while True:
-            drawn = check_name(run_id, "run's id") if run_id else new_run_id(name)
+            drawn = check_run_id(run_id) if run_id else new_run_id(name)
             path = _appear(workspace.runs / drawn, {"id": drawn, **record})
             if path is not None:
                 return cls(path)
@@ -443,6 +443,17 @@ def _appear(path: Path, record: dict[str, Any]) -> Path | None:
             return None
         raise
     return path
+
+
+def check_run_id(text: str) -> str:
+    """Return `text` if a new run can have it as its id.
+
+    Raises:
+        UsageError: it is not a name, or names the last run.
+    """
+    if text == "last":
+        raise UsageError("run's id 'last' would name the last run, too: give another.")
+    return check_name(text, "run's id")
 
 
 def new_run_id(name: str) -> str:

@@ -150,9 +150,9 @@ def test_mistakes_are_told_before_anything_is_made(served):
     said = served("plan", "wrong.yaml", code=2)
     assert "wrong.yaml:2" in said
     assert "has 4 fields" in said
+    (served.folder / "wrong.yaml").write_text(PIPELINE.replace('1"', '1", every: 6h'))
     said = served("schedule", "add", "wrong.yaml", code=2)
-    assert "wrong.yaml:2" in said
-    assert "'schedule.cron'" in said
+    assert "wrong.yaml:2:12: 'schedule': a schedule has one of cron, every and rrule" in said
     assert not directory_of(served).path.exists()
 
 

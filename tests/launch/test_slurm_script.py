@@ -307,11 +307,14 @@ def test_short_options_are_checked_as_their_long_forms():
         ({"options": ["-D /tmp"]}, "--chdir: a job runs in the directory of its attempt"),
         ({"options": ["-o x.log"]}, "--output: `redco-flow logs`"),
         ({"options": ["-W"]}, "--wait: each submission would wait"),
-        ({"partition": "gpu", "options": ["-p cpu"]}, r"slurm.partition \(gpu\) are both given"),
+        ({"partition": "gpu", "options": ["-p cpu"]}, r"partition \(gpu\) are both given"),
+        ({"partition": "gpu", "options": ["--exclusive --part=a"]}, "are both given"),
+        ({"launcher": {"account": "a", "options": ["-A b"]}}, r"account \(a\) are both given"),
     ],
 )
 def test_options_that_would_break_a_job_are_refused(settings, message):
-    assert Config(options=["--wait-all-nodes=1", "--partition=cpu"]).options
+    harmless = ["--wait-all-nodes=1", "--partition=cpu", '--comment="do not --wait"']
+    assert Config(options=harmless).options == harmless
 
     with pytest.raises(ValidationError, match=message):
         Config(**settings)

@@ -287,14 +287,9 @@ def test_broken_files_are_refused_in_words(tmp_path, monkeypatch, numbers):
             "'max_length' would change nothing for recipe 'text_to_text'",
         ),
         (
-            "stages: {preprocess: {source_key: x}}",
+            "stages: {preprocess: {tokenizer: x}}",
             "2:23",
-            "no key 'source_key': it is a key of 'data'",
-        ),
-        (
-            "stages: {preprocess: {}}\ndata: {dataset: x, test_fraction: 0.95}",
-            "3:20",
-            "leaves no rows to train on",
+            "no key 'tokenizer': it is a key of 'data'; did you mean 'tokenizer_of'?",
         ),
         (
             "stages: {preprocess: {}}\nnotify: {slack_env: 'https://hooks.slack.com/services/"

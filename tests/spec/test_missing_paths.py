@@ -19,6 +19,7 @@ from redco_flow.spec.data_files import missing_file
         ("data/train.jsonl", "file", "there is no file 'data/train.jsonl' (searched in "
          "'HERE/data')"),
         ("task", "folder", "there is no folder 'task' (searched in 'HERE')"),
+        ("a$5.jsonl", "file", "there is no file 'a$5.jsonl' (searched in 'HERE')"),
         ("data", "file", "'data' is a folder, not a file"),
         ("tickets.csv", "folder", "'tickets.csv' is not a folder"),
         ("*.jsonl", "file", "no file matches '*.jsonl'"),

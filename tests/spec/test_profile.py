@@ -157,7 +157,8 @@ def test_a_launcher_that_cannot_be_had_is_a_mistake_with_its_line(write, text, l
 
 def test_a_shell_variable_is_a_mistake_where_no_shell_reads_it(write):
     text = "workspace: /scratch/$USER/ws\nenvironment: {HF_HOME: '$SCRATCH/hf', FLAGS: '$${x}'}\n"
-    text += "slurm:\n  setup: ['export A=$HOME']\n  container: [apptainer, exec, $SCRATCH/i.sif]"
+    text += "slurm:\n  setup: ['export A=$HOME']\n  container: [apptainer, exec, $SCRATCH/i.sif]\n"
+    text += "  srun_options: ['--container-mounts=$TMPDIR:/scratch']\n  python: $ORIGIN/python\n"
     with pytest.raises(ConfigError) as caught:
         load_profile(write(text, "p.yaml"))
 
@@ -338,6 +339,7 @@ def test_a_typo_in_an_executor_s_section_is_refused(write):
 
 def test_a_record_of_another_version_is_read_without_the_keys_that_are_gone():
     record = profile_model()(executor="slurm").model_dump(mode="json")
-    record["slurm"]["gone"] = 1
+    refused = ["--partition=b", "--output=x.log", "--array=0-3"]
+    record["slurm"] |= {"gone": 1, "partition": "a", "options": refused}
 
-    assert Profile.from_record(record).executor == "slurm"
+    assert Profile.from_record(record).slurm.options == refused

@@ -31,7 +31,7 @@ def test_an_interval_is_a_number_and_a_unit(text, seconds):
     ("block", "message"),
     [
         ({}, "one of cron, every and rrule; none is given"),
-        ({"cron": "0 3 * * 1", "every": "6h"}, "cron and every are given"),
+        ({"cron": "0 3 * * 1", "every": "6h"}, "'cron', 'every' are given"),
         ({"cron": "0 3 * *"}, "has 4 fields; cron has five"),
         ({"cron": "0 25 * * 1"}, "is not a cron expression"),
         ({"every": "0h"}, "is not an interval; write 90s"),

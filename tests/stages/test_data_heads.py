@@ -133,6 +133,17 @@ def test_one_empty_file_of_a_directory_is_no_problem(problems, tmp_path):
     ]
 
 
+def test_fractions_that_leave_no_row_to_train_on_are_a_problem_where_they_hold_rows_out(
+    problems, tmp_path
+):
+    files = {"rows/train.jsonl": GOOD.encode()}
+
+    (problem,) = problems(files, dataset=tmp_path / "rows", test_fraction=0.95)
+    assert problem.startswith("pipeline.yaml:5:3: 'data.test_fraction': ")
+    files["rows/validation.jsonl"] = GOOD.encode()
+    assert problems(files, dataset=tmp_path / "rows", test_fraction=0.95) == []
+
+
 def write_parquet(path, table):
     pyarrow.parquet.write_table(table, path)
 

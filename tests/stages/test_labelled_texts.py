@@ -210,7 +210,7 @@ def test_a_field_that_the_head_of_a_file_lacks_is_told_by_a_plan(tmp_path):
     [
         (["recipe=text_to_text"], "pair_key' gives pairs of source texts"),
         (["preprocess.max_target_length=9"], "'max_target_length' would change nothing"),
-        (["predict.num_beams=4"], "num_beams would change nothing"),
+        (["predict.num_beams=4"], "'num_beams' would change nothing"),
         (["train.batching.type=packed"], "cannot put several examples into one row"),
         (["model.family=t5"], "trains bert, roberta, gpt2"),
     ],

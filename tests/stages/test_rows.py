@@ -334,8 +334,9 @@ def test_what_a_recipe_has_not_is_refused_with_its_line(load):
         "4:12: 'settings' has no key 'num_unit'; did you mean 'num_units'?",
         "recipe 'python:blobs' reads no column 'imag'; did you mean 'image'?",
         "takes rows as they are, whose widths are not known",
-        "num_beams would change nothing",
-        "brings its own model",
+        "command line: 'stages.predict': recipe 'python:blobs' predicts by its own pred_fn: "
+        "'num_beams' would change nothing",
+        "command line: 'model': recipe 'python:blobs' brings its own model",
         "'max_source_length' would change nothing",
     ):
         assert expected in said

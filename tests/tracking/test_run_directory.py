@@ -4,6 +4,7 @@ import time
 import pytest
 
 from redco_flow.errors import DamagedRecord, UsageError
+from redco_flow.orchestrate.checkpoints.export import find_checkpoint
 from redco_flow.records import append_json_line, write_json
 from redco_flow.tracking.attempt import Cause, ExitRecord
 from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
@@ -62,10 +63,16 @@ def test_a_run_is_found_by_id_prefix_short_id_and_path(workspace):
 def test_an_ambiguous_run_lists_the_candidates(workspace):
     runs = [RunDirectory.create(workspace, "demo") for _ in range(2)]
 
-    with pytest.raises(UsageError) as refusal:
-        find_run(workspace, "demo")
+    for find in (find_run, find_checkpoint):
+        with pytest.raises(UsageError) as refusal:
+            find(workspace, "demo")
 
-    assert all(run.id in str(refusal.value) for run in runs)
+        assert all(run.id in str(refusal.value) for run in runs)
+
+
+def test_no_run_has_the_id_that_names_the_last_one(workspace):
+    with pytest.raises(UsageError, match="'last' would name the last run, too"):
+        RunDirectory.create(workspace, "demo", run_id="last")
 
 
 def test_an_unknown_run_names_the_nearest(workspace):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -20,7 +21,14 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, f
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import BetweenFabrics, ExecutorConfig
 from redco_flow.launch.slurm.nodes import expand_nodes
-from redco_flow.spec.model import Line, Name, PositiveFloat, PositiveInt, StrictModel
+from redco_flow.spec.model import (
+    OF_RECORD,
+    Line,
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    StrictModel,
+)
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
@@ -55,6 +63,7 @@ _DECIDES = {
         _ALL,
     ),
 }  # fmt: skip
+_SELECTION = ("partition", "account", "qos", "reservation", "constraint")
 _CONCERN_LIMITS = ("time", "partition", "account", "qos", "clusters", *_DECIDES)
 _MIN_SECONDS_OF_LAUNCHER = 300  # until its warning, which Slurm may send a minute earlier
 _SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe", "W": "wait"}
@@ -101,15 +110,35 @@ SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,
 """A name that the cluster's administrator chose: a partition, an account, a QOS."""
 
 
-def _sbatch_option(text: str) -> str:
+def _sbatch_option(text: str, info: ValidationInfo) -> str:
     option = _option(text)
-    for word in re.findall(r"(?:^|\s)--([\w-]{3,})", option):
-        if name := next((name for name in _REFUSED if name.startswith(word)), None):
-            raise ValueError(f"--{name}: {_REFUSED[name]}")
+    if info.context == OF_RECORD:
+        return option
+    for name in _names_in(option, _REFUSED):
+        raise ValueError(f"--{name}: {_REFUSED[name]}")
     return option
 
 
+def _names_in(option: str, names: Collection[str]) -> list[str]:
+    """Return those of the names that an option's words have, shortened or not."""
+    words = [word[2:].partition("=")[0] for word in shlex.split(option) if word.startswith("--")]
+    return [name for word in words if len(word) > 2 for name in names if name.startswith(word)]
+
+
+def _without_contradictions(options: list[str], info: ValidationInfo) -> list[str]:
+    if info.context == OF_RECORD:
+        return options
+    keys = [key for key in _SELECTION if info.data.get(key) is not None]
+    for option in options:
+        for key in _names_in(option, keys):
+            raise ValueError(
+                f"{option} and the section's {key} ({info.data[key]}) are both given: remove one"
+            )
+    return options
+
+
 SbatchOption = Annotated[Line, AfterValidator(_sbatch_option)]
+SbatchOptions = Annotated[list[SbatchOption], AfterValidator(_without_contradictions)]
 
 
 class LauncherConfig(StrictModel):
@@ -128,7 +157,7 @@ class LauncherConfig(StrictModel):
     qos: SlurmName | None = None
     reservation: SlurmName | None = None
     constraint: Line | None = None
-    options: list[SbatchOption] = Field(default_factory=list)
+    options: SbatchOptions = Field(default_factory=list)
     walltime_minutes: PositiveInt | None = None
     memory_gib: PositiveFloat = 2.0
 
@@ -182,7 +211,7 @@ class Config(ExecutorConfig):
     setup: list[Line] = Field(default_factory=list)
     python: Line | None = None
     container: list[Line] = Field(default_factory=list)
-    options: list[SbatchOption] = Field(default_factory=list)
+    options: SbatchOptions = Field(default_factory=list)
     srun_options: list[Annotated[Line, AfterValidator(_long_option)]] = Field(default_factory=list)
     max_array_tasks: PositiveInt | None = None
     warning_seconds: PositiveInt = 120
@@ -195,17 +224,6 @@ class Config(ExecutorConfig):
     memory_option: Literal["mem", "mem-per-cpu", "mem-per-gpu"] = "mem"
     omit_nodes: bool = False
     launcher: LauncherConfig = LauncherConfig()
-
-    @field_validator("options")
-    @classmethod
-    def _check_options(cls, options: list[str], info: ValidationInfo) -> list[str]:
-        for name in ("partition", "account", "qos", "reservation", "constraint"):
-            given = next((one for one in options if re.match(rf"--{name}\b", one)), None)
-            if given and info.data.get(name) is not None:
-                raise ValueError(
-                    f"{given} and slurm.{name} ({info.data[name]}) are both given: remove one"
-                )
-        return options
 
     @field_validator("launcher")
     @classmethod

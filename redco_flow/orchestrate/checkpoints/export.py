@@ -82,10 +82,10 @@ def _target(workspace: Workspace, text: str, default: str) -> Artifact | ResultT
             raise
         try:
             run = find_run(workspace, text)
-        except UsageError:
+        except UsageError as of_runs:
             raise UsageError(
                 f"no artifact, run or stage of the last run is called {text!r}; `redco-flow "
-                f"artifacts --kind checkpoint` lists the checkpoints. {error}"
+                f"artifacts --kind checkpoint` lists the checkpoints. {error} {of_runs}"
             ) from error
         found = _of_run(workspace, run.id, default)
         assert found is not None

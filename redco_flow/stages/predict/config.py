@@ -21,6 +21,7 @@ from redco_flow.spec.model import (
     PositiveInt,
     Texts,
 )
+from redco_flow.spec.names import quoted
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import model_files
@@ -137,7 +138,7 @@ class Config(StageConfig):
         given = [name for name in useless if name != "seed" and _is_changed(self, name)]
         if given:
             raise ValueError(
-                f"recipe '{self.recipe}' predicts by its own pred_fn: {', '.join(given)} would "
+                f"recipe '{self.recipe}' predicts by its own pred_fn: {quoted(given)} would "
                 "change nothing"
             )
         return self

@@ -165,6 +165,14 @@ def head_problems(
     except ValueError as error:
         yield "mixture" if data.mixture else "dataset", str(error)
         return
+    test = 0.0 if "test" in files else data.test_fraction
+    validation = 0.0 if "validation" in files else data.validation_fraction
+    if files and test + validation >= 1:
+        yield (
+            "test_fraction" if test > validation else "validation_fraction",
+            f"validation_fraction and test_fraction are {validation:g} and {test:g}, which leaves "
+            "no rows to train on; their sum must be below 1",
+        )
     for split, paths in files.items():
         key = "mixture" if data.mixture else "dataset" if data.dataset else split
         read = [path for path in paths if is_file(path) and not check.skips_file(path)]

@@ -260,7 +260,7 @@ class Config(StageConfig):
     def _has_a_model_with_dropout(self) -> Config:
         if self.dropout_rate is not None and _has_own_model(self.recipe):
             raise ValueError(
-                f"recipe '{self.recipe}' brings its own model, and dropout_rate would change "
+                f"recipe '{self.recipe}' brings its own model, and 'dropout_rate' would change "
                 "nothing; what can be chosen of it are its settings"
             )
         return self
