@@ -28,7 +28,10 @@ AS_WRITTEN = ("artifacts", "checkpoints")
 def command(tmp_path):
     """redco-flow in the folder to which the old project was moved, with its workspace."""
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+        # Python before 3.11.4 has no filters.
+        archive.extractall(
+            tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     for path in tmp_path.rglob("*"):
         if path.is_file() and not set(AS_WRITTEN) & set(path.parts):
             text = path.read_bytes().replace(b"/home/user/project", str(tmp_path).encode())
