@@ -71,7 +71,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from redco_flow.local_paths import files_below, is_file, is_folder
+from redco_flow.local_paths import files_below, is_folder
 from redco_flow.spec.data_files import as_list
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.model import ContentOf, Name, Placement, StrictModel, Text, marked
@@ -192,8 +192,11 @@ def _named_data(config: StageConfig) -> list[Path]:
     found: list[Path] = []
     for _, value in marked(config, ContentOf):
         texts = value.values() if isinstance(value, dict) else as_list(value)
-        for path in map(Path, texts):
-            found += files_below(path) if is_folder(path) else [path] * is_file(path)
+        for text in texts:
+            if is_folder(text):
+                found += files_below(text)
+            elif "/" in text:  # one that is not there is reported; without a slash it is a name
+                found.append(Path(text))
     return found
 
 

@@ -339,7 +339,7 @@ def test_an_example_longer_than_a_packed_row_is_an_error_before_any_step(bench, 
         (
             preprocess,
             RECIPE | {"data": {"train": "x", "text_key": "t", "group_by_source": True}},
-            "plain texts, and group_by_source belong to",
+            "plain texts, and 'group_by_source' for pairs of",
         ),
         (predict, {"do_sample": True, "num_beams": 2}, "sampling follows one text per example"),
         (predict, {"top_k": 5, "top_p": 0.5}, "top_k, top_p change nothing without 'do_sample"),
