@@ -252,7 +252,5 @@ def test_plain_texts_have_no_source_to_be_cut(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text(json.dumps({"text": "a"}) + "\n")
     data = {"train": str(path), "text_key": "text", "tokenizer": {"train": {"type": "character"}}}
-    with pytest.raises(
-        ValueError, match="'max_source_length' would change nothing: plain texts .* have no source"
-    ):
+    with pytest.raises(ValueError, match="'max_source_length' would change nothing: plain texts"):
         preprocess.Config.from_json(RECIPE | {"data": data, "max_source_length": 64})
