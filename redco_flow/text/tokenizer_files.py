@@ -74,7 +74,9 @@ def load_pretrained(folder: Path) -> Any:
     if _is_plain(folder):
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return PreTrainedTokenizerFast.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
