@@ -162,7 +162,7 @@ def test_a_plan_asks_for_a_tokenizer_and_takes_settings_of_generation():
     ((path, problem),) = preprocess.input_problems(config, ())
     assert path == ("data",)
     assert problem.startswith("there is no tokenizer: give data.tokenizer")
-    with pytest.raises(ValueError, match=r"recipe 'image_to_text' .*: prompt_length would"):
+    with pytest.raises(ValueError, match=r"recipe 'image_to_text' .*: 'prompt_length' would"):
         predict.Config.from_json({"recipe": "image_to_text", "prompt_length": 3})
 
     config = {"recipe": "image_to_text", "num_beams": 4, "num_return_sequences": 2}
