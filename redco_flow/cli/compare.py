@@ -24,7 +24,13 @@ from redco_flow.cli.arguments import (
 from redco_flow.cli.text import page_text
 from redco_flow.errors import UsageError
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.run_directory import RunDirectory, find_run, list_damaged, list_runs
+from redco_flow.tracking.run_directory import (
+    LAST_RUN,
+    RunDirectory,
+    find_run,
+    list_damaged,
+    list_runs,
+)
 from redco_flow.tracking.run_metrics import is_of_training, require_metric
 from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
@@ -210,7 +216,7 @@ def _report(options: argparse.Namespace) -> int:
 
     workspace = Workspace(workspace_path(options).absolute())
     target: Path | None = options.html
-    sweep = None if options.run in ("last", "@last") else find_sweep(workspace, options.run)
+    sweep = None if options.run in LAST_RUN else find_sweep(workspace, options.run)
     if sweep is not None:
         print(write_sweep_page(sweep, target))
     else:

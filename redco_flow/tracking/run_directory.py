@@ -26,6 +26,7 @@ from redco_flow.tracking.typed_records import find_record, read_record
 from redco_flow.tracking.workspace import Workspace, check_name, user_name
 
 RUN_STATES = (State.PENDING, State.RUNNING, *ENDED_RUN_STATES)
+LAST_RUN = ("last", "@last")  # what names the last run, in place of an id
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without those that are easily misread
 _MAX_CANDIDATES = 10
 _REMEDIES = {
@@ -393,7 +394,7 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
             f"no runs in {workspace.root}; start one with `redco-flow run PIPELINE`, or name "
             f"another workspace."
         )
-    if text in ("last", "@last"):
+    if text in LAST_RUN:
         return list_runs(workspace)[0]
     fitting = [
         run for run in ids if run.startswith(text) or run.rpartition("-")[2].startswith(text)

@@ -208,7 +208,8 @@ class _Adapted(Deferred):
                 x = dropout.drop(x, value.keys, use, sizes)
             if has_magnitudes:
                 change = self._cast(ratio * (self._sum(value) - self._kernel(value)))
-                return result + product.of_kernel(x, change.astype(dtype), letters, apart)
+                of_x = product.x + apart
+                return result + product.of_kernel(x, of_x, change.astype(dtype), letters)
             scaled = ratio * self.scale * value.b
             change = product.of_factors(x, value.a, scaled, self.equation, apart)
             if self.parts is not None:

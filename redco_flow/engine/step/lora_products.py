@@ -103,19 +103,12 @@ class KernelProduct:
         between = "".join([*kept, *apart])
         a, b = a.astype(x.dtype), b.astype(x.dtype)
         inner = jnp.einsum(f"{self.x}{added},{of_a}->{between}", x, a, precision=self.precision)
-        result: jax.Array = jnp.einsum(
-            f"{between},{of_b}->{self.result}",
-            inner,
-            b,
-            precision=self.precision,
-            preferred_element_type=self.dtype,
-        )
-        return result
+        return self.of_kernel(inner, between, b, of_b)
 
-    def of_kernel(self, x: jax.Array, kernel: jax.Array, letters: str, added: str) -> jax.Array:
-        """Return the product with another kernel; `added` as in `of_factors`."""
+    def of_kernel(self, x: jax.Array, of_x: str, kernel: jax.Array, of_kernel: str) -> jax.Array:
+        """Return the product of an x and a kernel, of these letters, with the result's dims."""
         result: jax.Array = jnp.einsum(
-            f"{self.x}{added},{letters}->{self.result}",
+            f"{of_x},{of_kernel}->{self.result}",
             x,
             kernel,
             precision=self.precision,

@@ -30,7 +30,7 @@ from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.deletions import refuse_deleted
 from redco_flow.tracking.lineage import ResultTarget, find_target, run_results, trace
 from redco_flow.tracking.lineage_nodes import LineageNode
-from redco_flow.tracking.run_directory import find_run
+from redco_flow.tracking.run_directory import LAST_RUN, find_run
 from redco_flow.tracking.workspace import Workspace
 
 RECORD_FILE = "redco_flow_export.json"
@@ -101,8 +101,7 @@ def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
     Raises:
         UsageError: the run has none, or several.
     """
-    is_last = text in (_LAST, _LAST[1:])
-    if not is_last and ("/" in text or not (workspace.runs / text / "run.json").is_file()):
+    if text not in LAST_RUN and ("/" in text or not (workspace.runs / text / "run.json").is_file()):
         return None
     run = find_run(workspace, text)
     results = run_results(workspace, run)
@@ -129,9 +128,6 @@ def _of_run(workspace: Workspace, text: str, default: str) -> Artifact | None:
         f"run {run.id} has {'several checkpoints' if ids else 'no checkpoint'}; name one: "
         f"{', '.join(made) or 'RUN/STAGE of another run, or an artifact id'}."
     )
-
-
-_LAST = "@last"
 
 
 def _checkpoint_of(target: ResultTarget, default: str) -> str:
