@@ -197,15 +197,23 @@ def digest_file(path: Path) -> str:
     return _digest_chunks(path, lambda chunk: None)
 
 
-def copy_file(path: Path, target: Path) -> str:
+def copy_file(path: Path, target: Path, on_chunk: Callable[[], None] = lambda: None) -> str:
     """Copy a file to a new one; return the BLAKE3 of the bytes that were copied.
+
+    Args:
+        on_chunk: called after each chunk of some megabytes.
 
     Raises:
         OSError: a file cannot be read or written, or `target` exists; names it.
     """
     try:
         with target.open("xb") as writer:
-            return _digest_chunks(path, writer.write)
+
+            def write(chunk: memoryview) -> None:
+                writer.write(chunk)
+                on_chunk()
+
+            return _digest_chunks(path, write)
     except OSError as error:
         error.filename = error.filename or str(target)  # a full disk is reported without one
         raise

@@ -46,12 +46,13 @@ from redco_flow.runtime.context import (
 )
 from redco_flow.runtime.process_group import ProcessGroup, check_devices
 from redco_flow.runtime.publication import check_outputs, publish, write_result
+from redco_flow.runtime.staging import staged
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.code_digest import is_source_file, module_digests, source_digests
 from redco_flow.tracking.file_lock import HOLDERS, HeldLock, LockLost
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.results import claim_result, fingerprint
+from redco_flow.tracking.results import StageResult, claim_result, fingerprint
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -142,11 +143,12 @@ def run_call(
         _check_code(call)
         context.report(phase="checking inputs")
         context.check_inputs()
-        group.join()
-        outputs = _run_stage(call, context)
-        # From here on a stop only waits: what is left is short and must not be cut in two.
-        stop.is_watched = True
-        group.part()
+        with staged(context, call.staging):
+            group.join()
+            outputs = _run_stage(call, context)
+            # From here on a stop only waits: what is left is short and must not be cut in two.
+            stop.is_watched = True
+            group.part()
         result = publish(workspace, call, context, outputs, time.monotonic() - started_at, lock)
     else:
         log(f"run {result.run} published this result already; reusing it.")
@@ -156,32 +158,42 @@ def run_call(
 
 def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:
     """Compute one part of the stage; the process that computes the last one publishes all."""
-    assert call.shard is not None
     _take_lock(context, shared=True)
     result = claim_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
         context.check_inputs()
         check_devices(call)
-        kind, config = _kind_and_config(call)
-        run_shard = importlib.import_module(kind.run_module).run_shard
-        join = run_shard(context, config, Shard(call.shard, call.num_shards))
-        context.check_inputs()
-        lock = _take_lock(context, process_group.LOCK)
-        if process_group.note_computed(context.work_dir, call.shard, call.num_shards):
-            result = claim_result(workspace, call.fingerprint)
-            if result is None:
-                outputs = join()
-                context.check_inputs()
-                check_outputs(call, outputs, _output_names(kind, config))
-                context.stop.is_watched = True
-                seconds = time.monotonic() - started_at
-                result = publish(workspace, call, context, outputs, seconds, lock)
+        with staged(context, call.staging):
+            result = _compute_shard(call, context, workspace, started_at)
     context.flush()
     if result is not None:
         write_result(context.attempt_dir.whole, result)
     done = {"fingerprint": call.fingerprint, "outputs": result.outputs if result else {}}
     write_json(context.attempt_dir.result_path, done)
+
+
+def _compute_shard(
+    call: Call, context: StageContext, workspace: Workspace, started_at: float
+) -> StageResult | None:
+    """Compute the call's part; return the published result if it was the last one."""
+    assert call.shard is not None
+    kind, config = _kind_and_config(call)
+    run_shard = importlib.import_module(kind.run_module).run_shard
+    join = run_shard(context, config, Shard(call.shard, call.num_shards))
+    context.check_inputs()
+    lock = _take_lock(context, process_group.LOCK)
+    if not process_group.note_computed(context.work_dir, call.shard, call.num_shards):
+        return None
+    result = claim_result(workspace, call.fingerprint)
+    if result is None:
+        outputs = join()
+        context.check_inputs()
+        check_outputs(call, outputs, _output_names(kind, config))
+        context.stop.is_watched = True
+        seconds = time.monotonic() - started_at
+        result = publish(workspace, call, context, outputs, seconds, lock)
+    return result
 
 
 def _take_part(call: Call, context: StageContext, group: ProcessGroup, local_rank: int) -> None:
@@ -190,12 +202,13 @@ def _take_part(call: Call, context: StageContext, group: ProcessGroup, local_ran
     is_first_on_disk = not (context.shares_disk or local_rank)
     if is_first_on_disk:
         context.check_inputs()
-    if group.join():
-        if not is_first_on_disk:  # what the first one read is remembered
-            context.check_inputs()
-        _run_stage(call, context)
-        context.stop.is_watched = True
-        group.part()
+    with staged(context, call.staging):
+        if group.join():
+            if not is_first_on_disk:  # what the first one read is remembered
+                context.check_inputs()
+            _run_stage(call, context)
+            context.stop.is_watched = True
+            group.part()
     write_json(context.attempt_dir.result_path, {"fingerprint": call.fingerprint, "outputs": {}})
 
 

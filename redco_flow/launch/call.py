@@ -98,6 +98,15 @@ class JobResources:
 
 
 @dataclass(frozen=True)
+class Staging:
+    """What goes through the nodes' own disks, as the profile says (`spec.profile.Staging`)."""
+
+    directory: str
+    inputs: bool
+    checkpoints: bool
+
+
+@dataclass(frozen=True)
 class Call:
     """One stage to run once.
 
@@ -113,6 +122,7 @@ class Call:
         environment: the names, never the values, of the variables that the profile sets.
         resources: read by the executor, and by the worker to look for the GPUs.
         missing_gpus: whether a stage that finds fewer GPUs than it asks for is an error or warns.
+        staging: None: the stage reads and writes in the workspace alone.
         num_shards: parts that the stage's work is cut into.
         shard: the part that this worker computes; None: all of them.
         upstream: by stage, the attempts whose results fill in the inputs without an id; of such a
@@ -135,6 +145,7 @@ class Call:
     environment: list[str] = field(default_factory=list)
     resources: JobResources = JobResources()
     missing_gpus: str = "error"
+    staging: Staging | None = None
     num_shards: int = 1
     shard: int | None = None
     upstream: dict[str, str] = field(default_factory=dict)
@@ -196,7 +207,9 @@ def call_from_json(record: Any) -> Call:
         }
         resources = JobResources(**record.get("resources", {}))
         resources = replace(resources, shards=tuple(resources.shards))
-        call = Call(**(record | {"inputs": inputs, "resources": resources}))
+        staging = record.get("staging") and Staging(**record["staging"])
+        given = {"inputs": inputs, "resources": resources, "staging": staging}
+        call = Call(**(record | given))
         check_shape(record, Call, "the call")
         return call
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -39,6 +39,7 @@ class ExecutorSettings(TypedDict, total=False):
     environment: dict[str, str]
     stall_seconds: float
     grace_seconds: float
+    node_directory: str | None
 
 
 class LauncherJob(ABC):
@@ -97,6 +98,7 @@ class CallExecutor(Executor):
         environment: what jobs inherit; None means this process's.
         stall_seconds: a worker that reports no progress for so long is stopped.
         grace_seconds: what a worker has to save when it is asked to stop.
+        node_directory: the profile's `staging.directory`, for `examine`.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class CallExecutor(Executor):
         environment: Mapping[str, str] | None = None,
         stall_seconds: float = 1800.0,
         grace_seconds: float = 30.0,
+        node_directory: str | None = None,
     ) -> None:
         super().__init__(
             folder, parameters={"stall_seconds": stall_seconds, "grace_seconds": grace_seconds}
@@ -115,6 +118,7 @@ class CallExecutor(Executor):
         self._config = config or ExecutorConfig()
         self._variables = dict(variables or {})
         self._environment = dict(os.environ if environment is None else environment)
+        self._node_directory = node_directory
 
     @classmethod
     def affinity(cls) -> int:
@@ -341,6 +345,7 @@ def common_settings(profile: Profile, environment: Mapping[str, str]) -> Executo
         "environment": {**environment, **profile.environment},
         "stall_seconds": profile.stall_timeout_minutes * 60,
         "grace_seconds": profile.grace_seconds,
+        "node_directory": profile.staging.directory if profile.staging else None,
     }
 
 

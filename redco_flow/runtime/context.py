@@ -132,6 +132,7 @@ class StageContext:
         work_dir: the stage's own directory, kept over attempts and runs of this fingerprint.
         attempt_dir: where this attempt's progress and metrics are written.
         shares_disk: whether all processes of the stage see the work directory.
+        node_directory: on this node's own disk, to which checkpoints go first; None: they do not.
         provenance: recorded in the outputs' `produced_by`.
         stop: set by what runs the stage.
         verify_inputs: set by what runs the stage; raises where an input is damaged.
@@ -144,6 +145,7 @@ class StageContext:
     work_dir: Path
     attempt_dir: AttemptDirectory
     shares_disk: bool = True
+    node_directory: Path | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     stop: StopFlag = field(default_factory=StopFlag)
     verify_inputs: Callable[[], None] = field(default=lambda: None, repr=False)

@@ -102,6 +102,32 @@ class RetryBudgets(StrictModel):
         return budget is None or num_ended <= budget
 
 
+def _directory_of_a_node(text: str) -> str:
+    if not re.fullmatch(r"(?:/|\$[A-Za-z_]\w*)(?:[^$\0\n]|\$[A-Za-z_]\w*)*", text):
+        raise ValueError(
+            "must be a path that begins with / or with a variable of the job, as $SLURM_TMPDIR or "
+            "/lscratch/$SLURM_JOB_ID"
+        )
+    return text
+
+
+class Staging(StrictModel):
+    """Use of the disks that nodes have of their own.
+
+    Args:
+        directory: on such a disk; must exist on every node. $NAME is a variable of the job, set by
+            the site or in `environment`: $SLURM_TMPDIR, $TMPDIR, /lscratch/$SLURM_JOB_ID.
+        inputs: copy the artifacts that a stage takes in there before it reads them, once for all
+            processes of a node.
+        checkpoints: write checkpoints there first and then to the workspace; for stages that run
+            as one process.
+    """
+
+    directory: Annotated[Text, AfterValidator(_directory_of_a_node)]
+    inputs: bool = True
+    checkpoints: bool = False
+
+
 class Profile(StrictModel):
     """A cluster profile: where and how to run.
 
@@ -113,6 +139,7 @@ class Profile(StrictModel):
         missing_gpus: if JAX finds fewer GPUs than a stage requests, `error` ends it before its work
             begins, and `warn` uses the existing devices.
         environment: variables for the process of every stage.
+        staging: what goes through the nodes' own disks; None: nothing.
         stall_timeout_minutes: a stage without progress for this time is stopped.
         grace_seconds: time between the request to stop and the kill.
         max_parallel_stages: independent stages that run at once.
@@ -136,6 +163,7 @@ class Profile(StrictModel):
     num_cpu_devices: PositiveInt = 1
     missing_gpus: Literal["error", "warn"] = "error"
     environment: dict[VariableName, EnvironmentValue] = Field(default_factory=dict)
+    staging: Staging | None = None
     stall_timeout_minutes: PositiveFloat = 30.0
     grace_seconds: NonNegativeFloat = 30.0
     max_parallel_stages: PositiveInt = 2
@@ -274,17 +302,18 @@ def load_profile(
 
 
 _READ_BY_A_SHELL = ("setup", "srun_options")
+_READ_BY_A_JOB = ("staging", "directory")
 
 
 def _shell_variable_problems(document: Document) -> list[Problem]:
-    """Report `$NAME` where no shell reads it; the settings of a user's own executor may use one.
+    """Report `$NAME` where no job reads it; the settings of a user's own executor may use one.
 
     $ORIGIN, $LIB and $PLATFORM are of the dynamic linker, as in LD_LIBRARY_PATH.
     """
     problems = []
     for key in leaves(document.without(("defaults",)).without((_SETTINGS,)).values):
         name = re.search(r"\$(?!(?:ORIGIN|LIB|PLATFORM)\b)([A-Za-z_]\w*)", str(document.get(key)))
-        if name and key[-1] not in _READ_BY_A_SHELL:
+        if name and key[-1] not in _READ_BY_A_SHELL and key != _READ_BY_A_JOB:
             problems.append(
                 document.origin(key).problem(
                     f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is "

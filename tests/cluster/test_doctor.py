@@ -10,15 +10,20 @@ from redco_flow.tracking.lock_mechanism import LINKS, mechanism_of
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-def examine(workspace, *, gpus_per_host=0, variables=None, **settings):
-    executor = SlurmExecutor(workspace, Config(**settings), variables=variables)
+def examine(workspace, *, gpus_per_host=0, variables=None, disk=None, **settings):
+    config = Config(**settings)
+    executor = SlurmExecutor(workspace, config, variables=variables, node_directory=disk)
     return {finding.check: finding for finding in executor.examine(gpus_per_host)}
 
 
-def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace, strict_site):
-    """Fault 57: the probe runs as a job's ranks do."""
-    variables = strict_site["environment"]
-    findings = examine(workspace, variables=variables, **strict_site["slurm"])
+def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(
+    slurm, workspace, strict_site, tmp_path
+):
+    """Fault 57: the probe runs as a job's ranks do, with the variables that a job has."""
+    variables = strict_site["environment"] | {"SCRATCH": str(tmp_path)}
+    (tmp_path / "loaded").mkdir()
+    disk = "$SCRATCH/$SITE_MODULES"
+    findings = examine(workspace, variables=variables, disk=disk, **strict_site["slurm"])
 
     assert [name for name, finding in findings.items() if not finding.is_good] == []
     assert findings["nodes"].detail == "127.0.0.11, 127.0.0.12"
@@ -27,6 +32,7 @@ def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace, 
     assert findings["locks"].detail == "a flock that one node holds is refused on the others"
     assert findings["ports between nodes"].detail == "any free one can be reached"
     assert "host names" in findings
+    assert f"127.0.0.12: {tmp_path}/loaded, " in findings["disks of the nodes"].detail
     assert findings["signals"].detail == "URG and TERM reach a job's ranks"
     wait_until(lambda: slurm.jobs() == {})  # its end is being noted by the nodes
     assert list(workspace.glob(".doctor*")) == []
@@ -86,13 +92,16 @@ def test_more_gpus_than_any_node_has_are_told_with_what_there_is(slurm, workspac
     assert (finding.is_good, finding.detail) == (False, "0 of 4 nodes have 8, the most is 2")
 
 
-def test_gpus_that_slurm_has_and_a_job_does_not_see_are_told(slurm, workspace):
-    findings = examine(workspace, gpus_per_host=2)
+def test_gpus_and_disks_that_a_job_does_not_have_are_told(slurm, workspace):
+    findings = examine(workspace, gpus_per_host=2, disk="$SLURM_TMPDIR")
 
     assert findings["gpus"].is_good
     finding = findings["gpus on the nodes"]
     assert not finding.is_good
     assert "127.0.0.11 shows a job 0 of the 2 it asked for" in finding.detail
+    finding = findings["disks of the nodes"]
+    assert not finding.is_good
+    assert "$SLURM_TMPDIR is not set on " in finding.detail
 
 
 def test_a_wrapper_that_keeps_a_signal_back_is_found_out(slurm, workspace):

@@ -33,9 +33,14 @@ def folder(tmp_path_factory):
 def trained(cluster, folder):
     """Training over two hosts, in the queue from the start, that gets SIGTERM in mid-training.
 
-    Every rank finds the dataset by itself that was not there when the job was submitted.
+    Every rank finds the dataset by itself that was not there when the job was submitted, and reads
+    it from the node's own disk.
     """
-    driven = Driven(make_run(folder, ahead=True, **GROUP))
+    disk = folder / "node-disk"
+    disk.mkdir()
+    staging = {"directory": "$NODE_DISK"}
+    variables = {"NODE_DISK": str(disk)}
+    driven = Driven(make_run(folder, ahead=True, staging=staging, environment=variables, **GROUP))
     attempt = wait_for_step(driven.run, 2)
     job_id = attempt.read_job()["job_id"]
     with held(attempt, num_ranks=2):

@@ -2,6 +2,7 @@
 
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -381,6 +382,27 @@ def test_a_synchronous_save_is_committed_when_it_returns(tmp_path):
 
         assert checkpointer.steps() == [4]
         assert Checkpointer(tmp_path).latest() == 4
+
+
+def test_a_save_goes_through_this_machines_disk_where_that_has_room(tmp_path, caplog):
+    local, seen = tmp_path / "disk", set()
+    local.mkdir()
+    state = state_of()
+
+    with Checkpointer(tmp_path / "a", local_directory=local) as checkpointer:
+        checkpointer.save(1, state, cursor={})
+        while checkpointer.latest() is None:
+            seen.update(path.name for path in local.iterdir())
+        checkpointer.wait()
+        restored, _ = checkpointer.restore(like=abstract(state))
+    with Checkpointer(tmp_path / "b", local_directory=Path("/proc")) as checkpointer:  # 0 bytes
+        checkpointer.save(1, state, cursor={})
+
+    assert bits(restored) == bits(state)
+    assert "1" in seen
+    assert list(local.iterdir()) == []
+    assert checkpointer.steps() == [1]
+    assert "bytes do not fit into /proc" in caplog.text
 
 
 def test_closing_ends_the_background_threads(tmp_path):

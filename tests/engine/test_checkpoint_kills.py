@@ -15,7 +15,7 @@ NUM_KILLS = 10
 
 SCRIPT = """
 # Fork a saver, kill it at a random moment of a random save, again and again; print what each told.
-import json, os, random, signal, sys, time
+import json, os, pathlib, random, signal, sys, tempfile, time
 import jax, jax.numpy as jnp, numpy as np
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
@@ -24,8 +24,8 @@ directory, num_kills = sys.argv[1], int(sys.argv[2])
 def state_at(step):
     return {"params": {"w": jnp.full((256, 1024), step, jnp.float32)}, "step": jnp.int32(step)}
 
-def save_for_ever(tell):
-    checkpointer = Checkpointer(directory, keep_last=2)
+def save_for_ever(tell, local):
+    checkpointer = Checkpointer(directory, keep_last=2, local_directory=local)
     step = 0
     if checkpointer.latest() is not None:
         restored, commit = checkpointer.restore(like=state_at(0))
@@ -42,13 +42,17 @@ def save_for_ever(tell):
         tell({"committed": step, "seconds": time.monotonic() - started})
 
 chance, save_seconds = random.Random(0), 0.5
-for _ in range(num_kills):
+for number in range(num_kills):
+    # Every other one saves through a disk that is lost with it.
+    local = pathlib.Path(tempfile.mkdtemp(dir=sys.argv[3])) if number % 2 else None
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(receive)
         try:
-            save_for_ever(lambda fact: os.write(send, (json.dumps(fact) + "\\n").encode()))
+            save_for_ever(
+                lambda fact: os.write(send, (json.dumps(fact) + "\\n").encode()), local
+            )
         finally:
             os._exit(1)
     os.close(send)
@@ -63,6 +67,7 @@ for _ in range(num_kills):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     unfinished = [name for name in os.listdir(directory)
                   if not os.path.exists(os.path.join(directory, name, "commit.json"))]
+    unfinished += os.listdir(local) if local else []
     print(json.dumps({"facts": facts, "unfinished": unfinished}), flush=True)
 """
 
@@ -72,8 +77,9 @@ def test_a_process_killed_while_saving_loses_nothing_that_was_committed(tmp_path
     """Fault 3: the next attempt restores the previous checkpoint."""
     directory = tmp_path / "checkpoints"
     directory.mkdir()
+    (tmp_path / "disk").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(directory), str(NUM_KILLS)],
+        [sys.executable, "-c", SCRIPT, directory, str(NUM_KILLS), tmp_path / "disk"],
         capture_output=True,
         text=True,
         timeout=500,

@@ -10,7 +10,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 def examine(hosts, workspace, **settings):
     config = Config.from_json(hosts.profile(**settings))
-    executor = HostsExecutor(workspace, config, variables={})
+    executor = HostsExecutor(
+        workspace, config, variables={"DISK": str(workspace.parent)}, node_directory="$DISK"
+    )
     return {finding.check: finding for finding in executor.examine(0)}
 
 
@@ -19,7 +21,7 @@ def test_good_hosts_have_nothing_to_mend(hosts, workspace):
 
     assert [str(one) for one in findings.values() if not one.is_good] == []
     assert set(findings) >= {host.address for host in hosts.hosts} | {
-        *("packages on the hosts", "gpus", "disks", "clock", "host names"),
+        *("packages on the hosts", "gpus", "disks", "disks of the nodes", "clock", "host names"),
         *("ports between hosts", "workspace on the hosts", "in use"),
     }
     assert findings["ports between hosts"].detail == "reachable"

@@ -81,6 +81,18 @@ def test_a_layout_is_checked_for_all_gpus_of_a_host_that_shows_them_all(told, tm
     assert "3 does not divide the 8 devices of the stage" in line
 
 
+def test_checkpoints_of_several_processes_do_not_go_through_the_nodes_disks(told, tmp_path):
+    profile = tmp_path / "two.yaml"
+    profile.write_text(f"staging: {{directory: $TMPDIR, checkpoints: true}}\n{HOSTS}")
+    asked = ["train.resources.num_hosts=2", "predict.resources.num_hosts=2"]
+    own = "stages.train.runs_on={staging: {checkpoints: false}}"
+
+    (line,) = told(*asked, profile=profile)
+    assert line.startswith("command line: 'stages.train.resources.num_hosts': the stage runs as 2 "
+                           "processes, each of which writes its part of a checkpoint")  # fmt: skip
+    assert told(*asked, own, profile=profile) == []
+
+
 def test_all_stages_are_reported_at_once(told):
     found = told("train.num_model_shards=4", "predict.resources.gpus_per_host=1")
 

@@ -25,6 +25,7 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
         "num_cpu_devices": 1,
         "missing_gpus": "error",
         "environment": {},
+        "staging": None,
         "stall_timeout_minutes": 30.0,
         "grace_seconds": 30.0,
         "max_parallel_stages": 2,
@@ -96,7 +97,8 @@ def test_a_profile_takes_environment_variables(write):
 def test_mistakes_in_a_profile_are_told_at_once(write):
     path = write(
         "executer: local\nnum_cpu_devices: 0\nenvironment:\n  HF_TOKEN: abc\n  A B: c\n"
-        "devices:\n  h100: {hbm_tb_s: 3.35, memory_gib: 80 GiB, reported: '('}\n",
+        "devices:\n  h100: {hbm_tb_s: 3.35, memory_gib: 80 GiB, reported: '('}\n"
+        "staging: {directory: scratch, input: true}\n",
         "p.yaml",
     )
 
@@ -114,6 +116,9 @@ def test_mistakes_in_a_profile_are_told_at_once(write):
         "p.yaml:7:10: 'devices.h100' has no key 'hbm_tb_s'; did you mean 'hbm_gb_s'?",
         "p.yaml:7:26: 'devices.h100.memory_gib' must be a number, not '80 GiB'",
         "p.yaml:7:46: 'devices.h100.reported': '(' is not a regex: missing )",
+        "p.yaml:8:11: 'staging.directory' must be a path that begins with / or with a variable of "
+        "the job, as $SLURM_TMPDIR",
+        "p.yaml:8:31: 'staging' has no key 'input'; did you mean 'inputs'?",
     ]
     assert len(found) == len(expected)
     assert all(one.startswith(two) for one, two in zip(found, expected, strict=True)), found
@@ -153,6 +158,14 @@ def test_a_launcher_that_cannot_be_had_is_a_mistake_with_its_line(write, text, l
     (problem,) = caught.value.problems
     assert problem.line == line
     assert said in problem.message
+
+
+@pytest.mark.parametrize("directory", ["/lscratch/$SLURM_JOB_ID", "$TMPDIR", "/mnt/nvme 1"])
+def test_a_directory_of_the_nodes_may_be_named_by_variables_of_the_job(write, directory):
+    profile = load_profile(write(f"staging: {{directory: {directory}}}\n"), environ={})
+
+    assert profile.staging.directory == directory
+    assert (profile.staging.inputs, profile.staging.checkpoints) == (True, False)
 
 
 def test_a_shell_variable_is_a_mistake_where_no_shell_reads_it(write):

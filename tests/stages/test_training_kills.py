@@ -35,12 +35,14 @@ SETTINGS = {
 
 SCRIPT = """
 # Fork a trainer and kill it when it has logged some steps, again and again; then let one finish.
-# The same in another folder, without kills.
+# The same in another folder, without kills and without a disk of the node.
 import json, os, random, signal, sys, time, traceback
 from pathlib import Path
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.run import run
+from redco_flow.launch.call import Staging
 from redco_flow.runtime.context import InputArtifact, StageContext
+from redco_flow.runtime.staging import staged
 from redco_flow.tracking.attempt import AttemptDirectory
 import redco_flow.recipes.text_to_text.run  # what each trainer imports is imported once
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -58,7 +60,10 @@ def run_attempt(folder, directory):
         work_dir=folder / "work",
         attempt_dir=AttemptDirectory(directory),
     )
-    run(context, Config.from_json(settings))
+    disk = folder / "disk"
+    staging = Staging(str(disk), inputs=True, checkpoints=True) if disk.is_dir() else None
+    with staged(context, staging):
+        run(context, Config.from_json(settings))
 
 def start(folder, number):
     directory = folder / "attempts" / str(number)
@@ -80,6 +85,7 @@ def finish(folder, number):
     last, _ = start(folder, number)
     assert os.waitstatus_to_exitcode(os.waitpid(last, 0)[1]) == 0
 
+(root / "killed" / "disk").mkdir(parents=True)
 for number in range(1, num_kills + 1):
     child, metrics = start(root / "killed", number)
     num_steps = 1 + chance.randrange(6)
@@ -123,7 +129,7 @@ def train_and_kill(bench, write_rows):
 @pytest.mark.timeout(700)
 def test_a_trainer_killed_at_random_steps_ends_bitwise_as_one_that_never_was(bench, write_rows):
     """Fault 1: training resumes exactly from its last checkpoint; no step is repeated or missing in
-    the metrics.
+    the metrics. Nothing of it is on the node's disk alone.
     """
     whole, killed = train_and_kill(bench, write_rows)
 
@@ -139,6 +145,7 @@ def test_a_trainer_killed_at_random_steps_ends_bitwise_as_one_that_never_was(ben
     told = {step: loss for steps in attempts for step, loss in steps.items()}
     assert told == steps_of(whole, 1)
     assert list(told) == list(range(1, NUM_STEPS + 1))
+    assert list((killed / "disk").iterdir()) == []
 
 
 def steps_of(folder, number):

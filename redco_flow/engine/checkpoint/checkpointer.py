@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -85,6 +86,8 @@ class Checkpointer:
         is_async: return from `save` as soon as the state is copied to the host.
         is_shared: whether all processes see the directory. Where they do not, process 0 saves
             and the others get copies.
+        local_directory: on a disk of this machine, for a training of one process: a save is
+            written there and copied to `directory` before it is committed. None: it is not.
 
     Raises:
         CheckpointError: the directory cannot be made, or an argument is out of range.
@@ -99,7 +102,13 @@ class Checkpointer:
         keep_state: KeepState = "all",
         is_async: bool = True,
         is_shared: bool = True,
+        local_directory: Path | None = None,
     ) -> None:
+        if local_directory is not None and jax.process_count() > 1:
+            raise CheckpointError(
+                f"local_directory is {local_directory}, and {jax.process_count()} processes write "
+                f"parts of one checkpoint: only a training of one process can have one."
+            )
         if keep_last < 1:
             raise CheckpointError(f"keep_last is {keep_last}; at least the newest must be kept: 1.")
         for metric, mode in (keep_best or {}).items():
@@ -112,6 +121,7 @@ class Checkpointer:
         self.keep_state = keep_state
         self._is_async = is_async
         self.is_shared = is_shared or jax.process_count() == 1
+        self._local_directory = local_directory
         self._orbax: Any = None
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self._pending: Future[None] | None = None
@@ -194,12 +204,13 @@ class Checkpointer:
         record = Commit(step, scores, _json_object(cursor), {})
         try:
             decide_first(lambda: self._make_room(step))
-            tree = self._start_save(self.step_directory(step), state)
+            written = self._writing_directory(step, state)
+            tree = self._start_save(written, state)
         except CheckpointError:
             raise
         except Exception as error:
             raise self._failed(step, error) from error
-        self._pending = self._background.submit(self._finish, record, tree)
+        self._pending = self._background.submit(self._finish, record, tree, written)
         if not self._is_async:
             self.wait()
 
@@ -329,6 +340,20 @@ class Checkpointer:
         self._may_have_unfinished = False
         return step
 
+    def _writing_directory(self, step: int, state: Any) -> Path:
+        """Return where Orbax writes a step: on this machine's disk, if it is to and has room."""
+        directory = self.step_directory(step)
+        if self._local_directory is None:
+            return directory
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
+        if num_bytes > shutil.disk_usage(self._local_directory).free:
+            _log.warning(
+                "step %d is written to %s at once: its %s bytes do not fit into %s.",
+                *(step, directory, f"{num_bytes:,}", self._local_directory),
+            )
+            return directory
+        return self._local_directory / directory.name
+
     def _start_save(self, path: Path, state: Any) -> dict[str, dict[str, Leaf]]:
         if self.is_shared:
             self._orbax = self._orbax or make_checkpointer()
@@ -337,15 +362,22 @@ class Checkpointer:
             self._orbax = self._orbax or make_checkpointer(is_alone=True)
         return start_save(self._orbax, path, state, whole_on_host)
 
-    def _finish(self, commit: Commit, tree: Mapping[str, Mapping[str, Leaf]]) -> None:
+    def _finish(
+        self, commit: Commit, tree: Mapping[str, Mapping[str, Leaf]], written: Path
+    ) -> None:
         """Wait for Orbax, then commit and retain; runs in the background."""
         path = self.step_directory(commit.step)
         try:
             if self._orbax is not None:
                 self._orbax.wait_until_finished()
             if is_first_process():
-                write_tree(path, tree)
-                write_commit(path, replace(commit, files=digest_tree(path)))
+                write_tree(written, tree)
+                if written != path:
+                    shutil.copytree(written, path, copy_function=shutil.copyfile)
+                files = digest_tree(path)
+                if written != path and files != digest_tree(written):
+                    raise OSError(f"{path}: not what was copied from {written}")
+                write_commit(path, replace(commit, files=files))
                 self._on_disk.retain(self.keep_last, self.keep_best, self.keep_state)
         except Exception as error:
             failure = self._failed(commit.step, error)
@@ -357,6 +389,9 @@ class Checkpointer:
                 with contextlib.suppress(OSError):
                     self._on_disk.remove_unfinished()
             raise failure from error
+        finally:
+            if written != path:
+                shutil.rmtree(written, ignore_errors=True)
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
         self._may_have_unfinished = True

@@ -38,6 +38,7 @@ from redco_flow.launch.hosts.follow import follow
 from redco_flow.launch.hosts.garbage_collection import delete, survey
 from redco_flow.launch.hosts.inventory import take_inventory
 from redco_flow.launch.hosts.ranks import RanksOrder, start, stop
+from redco_flow.launch.node_disk import look_at_node_disk
 from redco_flow.launch.rendezvous import own_addresses
 from redco_flow.launch.shared_files import try_flock, write_files
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -165,7 +166,9 @@ def left(request: Request) -> Answer:
 
 def probe(request: Request) -> Answer:
     """Say what this host is: for `redco-flow doctor`."""
-    return look_around(Path(request["directory"]))
+    environ = {**os.environ, **request["variables"]}
+    disk = look_at_node_disk(request["node_directory"], environ)
+    return {**look_around(Path(request["directory"])), "node_disk": disk}
 
 
 def try_files(request: Request) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from redco_flow.launch.hosts.code_snapshot import take_snapshot
 from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.launch.hosts.connection import HostConnection, is_shared
 from redco_flow.launch.hosts.ssh import HostUnreachable
+from redco_flow.launch.node_disk import node_disk_finding
 from redco_flow.launch.shared_files import SharedTrial, settle_locks, shared_trial
 from redco_flow.tracking.workspace import Workspace
 
@@ -41,25 +42,33 @@ class HostReport:
     unreached: str = ""
 
 
-def probe_hosts(settings: Config, workspace: Workspace, trial: SharedTrial) -> list[HostReport]:
+def probe_hosts(
+    settings: Config, workspace: Workspace, trial: SharedTrial, asked: Mapping[str, Any]
+) -> list[HostReport]:
     """Return one report for each host, in the profile's order.
 
     Args:
         trial: of the workspace, for the hosts that see it.
+        asked: `node_directory`, the profile's `staging.directory`, and `variables` of jobs.
 
     Raises:
         UsageError: this process's code cannot be copied.
         OSError: the workspace cannot be written; names the path.
     """
-    return asyncio.run(_probe(settings, workspace, trial))
+    return asyncio.run(_probe(settings, workspace, trial, asked))
 
 
-async def _probe(settings: Config, workspace: Workspace, trial: SharedTrial) -> list[HostReport]:
+async def _probe(
+    settings: Config, workspace: Workspace, trial: SharedTrial, asked: Mapping[str, Any]
+) -> list[HostReport]:
     snapshot = take_snapshot()
     connections = [HostConnection(host, settings, snapshot) for host in settings.addresses]
     try:
         reports = await asyncio.gather(
-            *(_report(one, workspace, trial, str(index)) for index, one in enumerate(connections))
+            *(
+                _report(one, workspace, trial, str(index), asked)
+                for index, one in enumerate(connections)
+            )
         )
         usable = [index for index, report in enumerate(reports) if not report.problem]
         nexts = usable[1:] + usable[:1] if len(usable) > 1 else []
@@ -73,11 +82,15 @@ async def _probe(settings: Config, workspace: Workspace, trial: SharedTrial) -> 
 
 
 async def _report(
-    connection: HostConnection, workspace: Workspace, trial: SharedTrial, name: str
+    connection: HostConnection,
+    workspace: Workspace,
+    trial: SharedTrial,
+    name: str,
+    asked: Mapping[str, Any],
 ) -> HostReport:
     try:
         await connection.open()
-        found = await connection.ask("probe", directory=connection.directory)
+        found = await connection.ask("probe", directory=connection.directory, **asked)
         if not await is_shared(workspace, [connection]):
             return HostReport(connection.host, "", found)
         answer = await connection.ask(
@@ -110,15 +123,26 @@ _MAX_SECONDS_OF_CLOCK_DIFFERENCE = 5.0
 _MIN_FREE_GIB = 2.0
 
 
-def examine_hosts(settings: Config, workspace: str | Path) -> Iterator[Finding]:
-    """Yield one finding per check; for hosts that cannot be used, why."""
+def examine_hosts(
+    settings: Config,
+    workspace: str | Path,
+    node_directory: str | None,
+    variables: Mapping[str, str],
+) -> Iterator[Finding]:
+    """Yield one finding per check; for hosts that cannot be used, why.
+
+    Args:
+        node_directory: the profile's `staging.directory`.
+        variables: the profile's environment.
+    """
+    asked = {"node_directory": node_directory, "variables": dict(variables)}
     started_at = time.time()
     try:
         opened = Workspace.open(workspace)
         with shared_trial(
             opened, [str(index) for index in range(len(settings.addresses))]
         ) as trial:
-            reports = probe_hosts(settings, opened, trial)
+            reports = probe_hosts(settings, opened, trial, asked)
     except (RedcoFlowError, OSError) as error:
         yield Finding("hosts", False, str(error), "mend that and try again")
         return
@@ -131,6 +155,8 @@ def examine_hosts(settings: Config, workspace: str | Path) -> Iterator[Finding]:
         yield _check_packages(usable)
         yield _check_gpus(usable)
         yield _check_disks(usable)
+        if node_directory is not None:
+            yield node_disk_finding({one.host.label: _found(one)["node_disk"] for one in usable})
         yield _check_clocks(usable, started_at, ended_at)
         yield _check_names(usable)
         yield _check_ports(usable)

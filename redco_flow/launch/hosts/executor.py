@@ -226,7 +226,7 @@ class HostsExecutor(CallExecutor):
 
     def examine(self, gpus_per_host: int) -> Iterator[Finding]:
         """Yield one finding a check: what each host is, has, sees and reaches."""
-        yield from examine_hosts(self._config, self.folder)
+        yield from examine_hosts(self._config, self.folder, self._node_directory, self._variables)
 
     def clean(self, *, dry_run: bool) -> list[CleanedHost]:
         """Delete on every host what the workspace also has and no job uses."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import StageFailed, UsageError
 from redco_flow.launch.executor import CallExecutor, common_settings
+from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.job import (
     CallJob,
     JobStatus,
@@ -22,6 +23,7 @@ from redco_flow.launch.job import (
     status_from_files,
     status_without_supervisor,
 )
+from redco_flow.launch.node_disk import look_at_node_disk, node_disk_finding
 from redco_flow.launch.processes import kill_processes_of
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory, State
@@ -109,6 +111,12 @@ class LocalExecutor(CallExecutor):
     def name(cls) -> str:
         """Return the name for submitit's AutoExecutor, whose own `local` pickles."""
         return "redco-local"
+
+    def examine(self, gpus_per_host: int) -> Iterator[Finding]:
+        """Yield what this machine has of the disk that stages are to use."""
+        disk = look_at_node_disk(self._node_directory, self._environment)
+        if disk is not None:
+            yield node_disk_finding({os.uname().nodename: disk})
 
     def _submit(self, attempt: AttemptDirectory) -> LocalJob:
         attempt = AttemptDirectory(attempt.path.absolute())

@@ -15,6 +15,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.host_facts import Finding, package_versions
+from redco_flow.launch.node_disk import node_disk_finding
 from redco_flow.launch.shared_files import FileWatch, settle_locks, shared_trial
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.limits import examine_site
@@ -49,13 +50,18 @@ class Visit:
 
 
 def examine_slurm(
-    settings: Config, workspace: str | Path, gpus_per_host: int, make_job: MakeJob
+    settings: Config,
+    workspace: str | Path,
+    gpus_per_host: int,
+    make_job: MakeJob,
+    node_directory: str | None,
 ) -> Iterator[Finding]:
     """Yield one finding per check; without answering nodes, why there are none.
 
     Args:
         make_job: as jobs of the profile are made.
         gpus_per_host: what the job asks for, as the profile's stages would.
+        node_directory: the profile's `staging.directory`.
     """
     try:
         partitions = list_partitions(os.environ)
@@ -83,7 +89,7 @@ def examine_slurm(
     asked = f"asking for {num_nodes} nodes; waits up to {seconds} s in the queue"
     yield Finding("job", True, asked)
     try:
-        visit = _visit(make_job, workspace, num_nodes, gpus_per_host)
+        visit = _visit(make_job, workspace, num_nodes, gpus_per_host, node_directory)
     except RedcoFlowError as error:
         remedy = (
             "mend what it says; where the job only waited, raise slurm.doctor_wait_seconds, or "
@@ -97,6 +103,8 @@ def examine_slurm(
     yield settle_locks(
         Workspace.open(workspace), {str(one["node"]): one["flock"] for one in visit.answers}
     )
+    if node_directory is not None:
+        yield node_disk_finding({str(one["node"]): one["node_disk"] for one in visit.answers})
     yield _check_packages(visit.answers)
     yield _check_visible_gpus(visit.answers, gpus_per_host)
     yield _check_clocks(visit)
@@ -129,12 +137,18 @@ def _check_gpus(gpus_per_host: int, gpus: Mapping[str, int]) -> Finding:
     )
 
 
-def _visit(make_job: MakeJob, workspace: str | Path, num_nodes: int, gpus_per_host: int) -> Visit:
+def _visit(
+    make_job: MakeJob,
+    workspace: str | Path,
+    num_nodes: int,
+    gpus_per_host: int,
+    node_directory: str | None,
+) -> Visit:
     mark = secrets.token_hex(8)
     ranks = [str(rank) for rank in range(num_nodes)]
     with shared_trial(Workspace.open(workspace), ranks) as trial:
         (trial.folder / "mark").write_text(mark)
-        answers, started_at = probe_nodes(make_job, trial, num_nodes, gpus_per_host)
+        answers, started_at = probe_nodes(make_job, trial, num_nodes, gpus_per_host, node_directory)
         return Visit(answers, mark, started_at, time.time(), trial.watch)
 
 

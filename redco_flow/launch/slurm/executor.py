@@ -67,7 +67,9 @@ class SlurmExecutor(ChainingExecutor):
 
     def examine(self, gpus_per_host: int) -> Iterator[Finding]:
         """Yield one finding a check: the partition, and what a short job on two nodes sees."""
-        yield from examine_slurm(self._config, self.folder, gpus_per_host, self._job)
+        yield from examine_slurm(
+            self._config, self.folder, gpus_per_host, self._job, self._node_directory
+        )
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
         """Return the sbatch file that `submit_call` would submit.

@@ -20,6 +20,7 @@ from typing import Any
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.host_facts import num_gpus, own_name_problem, package_versions
+from redco_flow.launch.node_disk import look_at_node_disk
 from redco_flow.launch.processes import WARNING_SIGNAL, RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.launch.shared_files import SharedTrial, flock_held, try_flock, write_files
@@ -41,7 +42,8 @@ _SECONDS_TO_HEAR_THE_REST = 3.0
 def main(arguments: list[str]) -> int:
     """Look around and print what was found."""
     now = time.time()
-    folder, login_lock, names = Path(arguments[0]), Path(arguments[1]), arguments[2:]
+    folder, login_lock = Path(arguments[0]), Path(arguments[1])
+    node_directory, names = arguments[2] or None, arguments[3:]
     heard: set[str] = set()
     for name in names:
         signal.signal(signal.Signals[f"SIG{name}"], lambda *_, name=name: heard.add(name))
@@ -54,6 +56,7 @@ def main(arguments: list[str]) -> int:
         "versions": package_versions(),
         "gpus": num_gpus(),
         "own_name": own_name_problem(),
+        "node_disk": look_at_node_disk(node_directory, os.environ),
         **_files(folder, login_lock, rank_info.rank),
         "unreached": "",
         "unknown_names": [],
@@ -162,13 +165,18 @@ MakeJob = Callable[[AttemptDirectory, str, JobResources], tuple[Submission, Mapp
 
 
 def probe_nodes(
-    make_job: MakeJob, trial: SharedTrial, num_nodes: int, gpus_per_host: int
+    make_job: MakeJob,
+    trial: SharedTrial,
+    num_nodes: int,
+    gpus_per_host: int,
+    node_directory: str | None,
 ) -> tuple[list[dict[str, Any]], float]:
     """Return what `main` found on each of some nodes, and when the job had not started yet.
 
     Args:
         trial: of the workspace; its folder holds `mark`.
         gpus_per_host: what the job asks for, as the profile's stages would.
+        node_directory: the profile's `staging.directory`.
 
     Raises:
         ClusterUnreachable, StageFailed: the job waits for too long, or runs no Python.
@@ -177,7 +185,7 @@ def probe_nodes(
     submission, environment = make_job(AttemptDirectory(trial.folder), "doctor", resources)
     minutes = _MINUTES_ON_NODES + math.ceil(submission.settings.warning_seconds / 60)
     submission = replace(submission, resources=replace(resources, walltime_minutes=minutes))
-    arguments = [str(trial.folder), str(trial.lock), *SIGNALS]
+    arguments = [str(trial.folder), str(trial.lock), node_directory or "", *SIGNALS]
     script = trial.folder / "job.sh"
     write_text(script, render_probe(submission, "redco_flow.launch.slurm.probe", arguments))
     (trial.folder / JOB_LOG).parent.mkdir()

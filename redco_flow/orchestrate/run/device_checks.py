@@ -28,6 +28,13 @@ _HOSTS = ("resources", "num_hosts")
 _WALLTIME = ("resources", "walltime_minutes")
 _OF_THE_PROFILE = " (it is the profile's: the executor's walltime_minutes or options)"
 
+_SEVERAL_WRITERS = (
+    "the stage runs as {} processes, each of which writes its part of a checkpoint into one "
+    "directory, and no node sees another one's disk: have it write to the workspace, by "
+    "profile.staging.checkpoints=false or, for this stage, runs_on: {{staging: {{checkpoints: "
+    "false}}}}"
+)
+
 
 def check_devices(
     resolved: ResolvedPipeline, profile: Profile, plan: Plan, environ: Mapping[str, str]
@@ -120,6 +127,10 @@ def _stage_problems(
     except RedcoFlowError as error:
         yield at(_GPUS if stage.resources.gpus_per_host else _HOSTS, str(error))
         return
+    kind = find_stage_kind(stage.kind)
+    stages_checkpoints = profile.staging is not None and profile.staging.checkpoints
+    if stages_checkpoints and "checkpoint" in kind.outputs and resources.num_processes > 1:
+        yield at(_HOSTS, _SEVERAL_WRITERS.format(resources.num_processes))
     environ = {**environ, **profile.environment}
     refused, said = profile.section.compare_with_site(resources, environ)
     notes += said
@@ -136,7 +147,6 @@ def _stage_problems(
         hint = ""
         if gpus == 0:
             hint = f" (profile.num_cpu_devices is {profile.num_cpu_devices})"
-        kind = find_stage_kind(stage.kind)
         for path, message in kind.device_problems(stage.config, num_devices):
             yield at(path, f"{message}{hint}")
 
