@@ -99,7 +99,7 @@ class JobResources:
 
 @dataclass(frozen=True)
 class Staging:
-    """What goes through the nodes' own disks, as the profile says (`spec.profile.Staging`)."""
+    """Use of the nodes' own disks, as the profile describes it (`spec.profile.Staging`)."""
 
     directory: str
     inputs: bool
@@ -122,7 +122,7 @@ class Call:
         environment: the names, never the values, of the variables that the profile sets.
         resources: read by the executor, and by the worker to look for the GPUs.
         missing_gpus: whether a stage that finds fewer GPUs than it asks for is an error or warns.
-        staging: None: the stage reads and writes in the workspace alone.
+        staging: None: the stage reads from and writes to the workspace alone.
         num_shards: parts that the stage's work is cut into.
         shard: the part that this worker computes; None: all of them.
         upstream: by stage, the attempts whose results fill in the inputs without an id; of such a

@@ -49,7 +49,7 @@ def node_directory(named: str, environ: Mapping[str, str]) -> Path:
 
 
 class NodeDisk(TypedDict):
-    """What a node says of the directory.
+    """A node's report on the directory.
 
     Args:
         problem: "" where it can be used.

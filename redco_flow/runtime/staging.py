@@ -1,9 +1,9 @@
 """Use a node's own disk for a stage: copies of its inputs, and room for checkpoints.
 
-Each directory there is held by its processes with a flock, which the kernel releases when they end.
-The last one removes the directory, and the next stage on the node removes those of killed
-processes. A copy of an input is named after its content, so that all processes of a user on a node
-share it.
+The processes that use a directory there hold a flock on it, which ends with them. The last one
+removes the directory; one that is left behind by killed processes is removed by the next stage on
+the node. A copy of an input is named after its content, so all processes of a user on a node share
+it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,9 +35,9 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 
 @contextlib.contextmanager
 def staged(context: StageContext, staging: Staging | None) -> Iterator[None]:
-    """Let the stage read its inputs from this node's disk, and give it room there.
+    """Let the stage read its inputs from this node's disk, and give it a directory there.
 
-    Where the disk has too little room, the stage uses the workspace, and a line in the log says so.
+    Where the disk has too little space, the stage uses the workspace, and the log says so.
 
     Raises:
         NoNodeDisk: the node has no such directory.
@@ -46,7 +47,8 @@ def staged(context: StageContext, staging: Staging | None) -> Iterator[None]:
         yield
         return
     directory = node_directory(staging.directory, os.environ)
-    own = directory / f"redco-flow-{os.geteuid()}"
+    # With the node's name, in case that the directory is on a disk that several nodes see.
+    own = directory / f"redco-flow-{os.geteuid()}-{os.uname().nodename}"
     for left_over in directory.glob(f"{own.name}-*"):
         _remove_if_unused(left_over)
     original = context.inputs
@@ -55,7 +57,7 @@ def staged(context: StageContext, staging: Staging | None) -> Iterator[None]:
             room = Path(f"{own}-{secrets.token_hex(8)}")
             context.node_directory = _hold(held, room, Path.mkdir, context, "checkpoints")
         if staging.inputs and not context.shares_disk:
-            log("the inputs were copied to this host before the stage began; no copy is made.")
+            log("the inputs are in this host's own workspace already; they are not copied again.")
         elif staging.inputs:
             context.inputs = {
                 slot: tuple(_copied(held, one, own, context) for one in artifacts)
@@ -70,7 +72,7 @@ def staged(context: StageContext, staging: Staging | None) -> Iterator[None]:
 def _copied(
     held: contextlib.ExitStack, artifact: InputArtifact, own: Path, context: StageContext
 ) -> InputArtifact:
-    """Return the artifact with the path of its copy; as it is where there is no room for one."""
+    """Return the artifact with the path of its copy; unchanged where there is no space for it."""
     name = f"{artifact.kind} {artifact.id[:12]}"
     copy = Path(f"{own}-{digest_json(artifact.manifest['files'])[:16]}")
 
@@ -101,8 +103,8 @@ def _hold(
         lock = _take(path, make, context)
     except OSError as error:
         log(
-            f"WARNING: {name}: {path} cannot be used ({error.strerror}): the stage uses the "
-            f"workspace."
+            f"WARNING: {name}: {path} cannot be used ({error.strerror or error}): the stage "
+            f"uses the workspace."
         )
         return None
     held.callback(_leave, path, lock)
@@ -139,7 +141,7 @@ def _take(path: Path, make: Callable[[Path], None], context: StageContext) -> in
     while True:
         lock = _open_lock(path)
         try:
-            # Without another holder, what is here is of processes that were killed.
+            # No other process holds it: its files are those of processes that were killed.
             if _try_lock(lock, fcntl.LOCK_EX):
                 _empty(path)
                 make(path / _UNFINISHED)
@@ -159,12 +161,17 @@ def _open_lock(path: Path) -> int:
     while True:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        if path.is_symlink() or path.stat().st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
         try:
+            if not _is_ours(path):
+                raise PermissionError(errno.EPERM, "it is not a directory of this user", str(path))
             return open_no_link(path / _LOCK, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # its last process has just removed it
             continue
+
+
+def _is_ours(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _try_lock(lock: int, kind: int) -> bool:
@@ -178,19 +185,18 @@ def _try_lock(lock: int, kind: int) -> bool:
 
 def _remove_if_unused(path: Path) -> None:
     with contextlib.suppress(OSError):
-        _leave(path, open_no_link(path / _LOCK, os.O_RDWR))
+        if _is_ours(path):
+            _leave(path, open_no_link(path / _LOCK, os.O_RDWR))
 
 
 def _leave(path: Path, lock: int) -> None:
     """Let go of a directory, and remove it if no other process holds it."""
-    try:
+    with contextlib.suppress(OSError):  # the next stage on the node tries again
         if _try_lock(lock, fcntl.LOCK_EX):
             _empty(path)
-            (path / _LOCK).unlink()  # last: a process that makes a new one must find nothing else
-            with contextlib.suppress(OSError):  # another process has just made one
-                path.rmdir()
-    finally:
-        os.close(lock)
+            (path / _LOCK).unlink()  # last: then a new one is made in an empty directory
+            path.rmdir()
+    os.close(lock)
 
 
 def _empty(path: Path) -> None:

@@ -139,7 +139,7 @@ class Profile(StrictModel):
         missing_gpus: if JAX finds fewer GPUs than a stage requests, `error` ends it before its work
             begins, and `warn` uses the existing devices.
         environment: variables for the process of every stage.
-        staging: what goes through the nodes' own disks; None: nothing.
+        staging: use of the nodes' own disks; null: they are not used.
         stall_timeout_minutes: a stage without progress for this time is stopped.
         grace_seconds: time between the request to stop and the kill.
         max_parallel_stages: independent stages that run at once.

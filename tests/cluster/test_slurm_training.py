@@ -83,14 +83,17 @@ def test_a_group_that_gets_sigterm_goes_on_where_it_stopped_and_trains_as_one_pr
     assert there["fingerprint"] == here["fingerprint"]
 
 
-def test_rank_0_logs_steps_evaluations_and_checkpoints_and_names_the_devices(trained):
+def test_rank_0_logs_steps_evaluations_and_checkpoints_and_names_the_devices(trained, folder):
     attempt = trained.run.attempt("train", 1)
     log = attempt.log_path().read_text()
 
     for line in ("step 1/8 · loss", "step 8/8 · loss", "val/eval_loss", "step 8/8 · check"):
         assert line in log
     assert attempt.read_progress()["devices"] == "4 × cpu"
-    assert "step 1/8" not in attempt.log_path(1).read_text()
+    other_log = attempt.log_path(1).read_text()
+    assert "step 1/8" not in other_log
+    assert "copied dataset" in log + other_log  # once for both, which are on one machine
+    assert list((folder / "node-disk").iterdir()) == []
 
 
 def test_two_processes_of_a_host_predict_what_one_process_does(slurm, home, folder):

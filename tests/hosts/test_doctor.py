@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 def examine(hosts, workspace, **settings):
     config = Config.from_json(hosts.profile(**settings))
     executor = HostsExecutor(
-        workspace, config, variables={"DISK": str(workspace.parent)}, node_directory="$DISK"
+        workspace, config, variables={"DISK": "/var"}, node_directory="$DISK/tmp"
     )
     return {finding.check: finding for finding in executor.examine(0)}
 

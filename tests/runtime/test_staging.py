@@ -105,6 +105,22 @@ def test_checkpoints_get_a_directory_of_their_own_that_ends_with_the_stage(tmp_p
     assert list(disk.iterdir()) == []
 
 
+def test_a_link_in_the_place_of_a_copy_is_neither_followed_nor_emptied(tmp_path, disk, capsys):
+    context = context_of(tmp_path)
+    with staged(context, INPUTS):
+        (copy,) = disk.iterdir()
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "files").mkdir(parents=True)
+    (elsewhere / "lock").touch()
+    copy.symlink_to(elsewhere)
+
+    with staged(context, INPUTS):
+        assert not context.input("dataset").path.is_relative_to(disk)
+
+    assert (elsewhere / "files").is_dir()
+    assert "it is not a directory of this user" in capsys.readouterr().err
+
+
 def change_manifest(context, **changes):
     made = context.input("dataset")
     files = [{**entry, **changes} for entry in made.manifest["files"]]

@@ -14,9 +14,11 @@ from redco_flow.cli.main import run_command
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, EngineError
 from redco_flow.errors import ArtifactError
+from redco_flow.launch.call import Staging
 from redco_flow.metrics import rouge
 from redco_flow.records import digest_file, digest_json, write_json
 from redco_flow.runtime.context import Stopped
+from redco_flow.runtime.staging import staged
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DataChanged, DatasetArtifact
@@ -78,7 +80,13 @@ def trained(shared_bench, dataset):
 
 @pytest.fixture(scope="module")
 def resumed(shared_bench, dataset, stop_at_look):
-    """The same, stopped after four steps and resumed: checkpoints, run and the attempts' times."""
+    """The same, stopped after four steps and resumed: checkpoints, run and the attempts' times.
+
+    It reads from a disk of the node and saves through it; the resumed attempt finds it empty.
+    """
+    disk = shared_bench.root / "disk"
+    disk.mkdir()
+    staging = Staging(str(disk), inputs=True, checkpoints=True)
     inputs = {"dataset": [dataset]}
     run = RunDirectory.create(Workspace(shared_bench.root / "workspace"), "demo")
     config = train.Config.from_json(PROFILED)
@@ -93,7 +101,8 @@ def resumed(shared_bench, dataset, stop_at_look):
         event = journal.append("job_submitting", stage="train", attempt=attempt.number)
         cause = Cause.COMPLETED
         try:
-            outputs.append(train.run(context, config))
+            with staged(context, staging):
+                outputs.append(train.run(context, config))
         except Stopped as error:
             cause = Cause.CANCELLED
             stops.append(str(error))
@@ -101,6 +110,7 @@ def resumed(shared_bench, dataset, stop_at_look):
         ended = ExitRecord(exit_code=0, cause=cause, message="", ended_at=utc_now())
         write_json(attempt.exit_path, ended.to_json())
         times += [event["time"], ended.ended_at]
+        assert list(disk.iterdir()) == []
 
     (made,), (stopped,) = outputs, stops
     assert "after 4 steps" in stopped
