@@ -311,6 +311,13 @@ def _shell_variable_problems(document: Document) -> list[Problem]:
     $ORIGIN, $LIB and $PLATFORM are of the dynamic linker, as in LD_LIBRARY_PATH.
     """
     problems = []
+    if braced := re.search(r"\$\{([A-Z]\w*)\}", str(document.get(_READ_BY_A_JOB))):
+        problems.append(
+            document.origin(_READ_BY_A_JOB).problem(
+                f"'{dotted(_READ_BY_A_JOB)}': a variable of the job is written without braces: "
+                f"${braced[1]}"
+            )
+        )
     for key in leaves(document.without(("defaults",)).without((_SETTINGS,)).values):
         name = re.search(r"\$(?!(?:ORIGIN|LIB|PLATFORM)\b)([A-Za-z_]\w*)", str(document.get(key)))
         if name and key[-1] not in _READ_BY_A_SHELL and key != _READ_BY_A_JOB:
