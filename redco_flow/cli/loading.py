@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
+from redco_flow.errors import ConfigError, Problem
 from redco_flow.local_paths import expanded
 from redco_flow.tracking.workspace import Workspace
 
@@ -142,8 +143,27 @@ class Loader:
 
         changes = tuple(for_profile(overrides))
         if changes not in self._profiles:
-            self._profiles[changes] = load_own_profile(self._options.profile, overrides)
+            try:
+                self._profiles[changes] = load_own_profile(self._options.profile, overrides)
+            except ConfigError as error:
+                problems = [*error.problems, *self._problems_of_file(overrides)]
+                raise ConfigError(problems) from error
         return self._profiles[changes]
+
+    def _problems_of_file(self, overrides: list[str]) -> Sequence[Problem]:
+        """Return the pipeline's mistakes where the profile has some, too.
+
+        None if the profile has `defaults`: they may be what the pipeline lacks.
+        """
+        from redco_flow.spec.load import load_pipeline
+        from redco_flow.spec.profile import merged_layers
+
+        try:
+            if merged_layers(self._options.profile).get(("defaults",)) is None:
+                load_pipeline(self._file, overrides, looks_into_data=True)
+        except ConfigError as error:
+            return error.problems
+        return ()
 
     @cached_property
     def replaced(self) -> list[str]:

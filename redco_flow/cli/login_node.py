@@ -36,13 +36,15 @@ def find_login_node(options: argparse.Namespace) -> LoginNode | None:
     Raises:
         UsageError: `--ssh` is not written as it must be, or the profile that is named for its
             login node has none.
-        ConfigError: mistakes in the profile.
+        ConfigError: mistakes in a profile that has one, or that cannot be read.
     """
-    from redco_flow.spec.profile import load_profile
+    from redco_flow.spec.profile import has_login_node, load_profile
     from redco_flow.spec.ssh import login_node
 
     profile, overrides = options.profile, getattr(options, "overrides", ())
-    node = load_profile(profile, overrides, is_elsewhere=True).ssh if profile else None
+    node = None
+    if profile and has_login_node(profile, overrides):
+        node = load_profile(profile, overrides, is_elsewhere=True).ssh
     if options.ssh is not None:
         return login_node(options.ssh, node)
     if node is None and not hasattr(options, "overrides"):  # -p names nothing else

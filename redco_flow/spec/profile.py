@@ -346,6 +346,18 @@ def load_own_profile(given: str | Path, overrides: Sequence[str] = ()) -> Profil
     return profile
 
 
+def has_login_node(given: str | Path, overrides: Sequence[str] = ()) -> bool:
+    """Whether a profile has `ssh:`, whatever mistakes it has elsewhere.
+
+    Raises:
+        UsageError: there is no such profile.
+        ConfigError: it is no YAML, or mistakes of `extends`.
+    """
+    document, _ = _read_layers(find_file("cluster_profiles", given))
+    document, _ = _with_overrides(document, for_profile(overrides))
+    return document.get(("ssh",)) is not None
+
+
 def merged_layers(given: str | Path) -> Document:
     """Return a profile as written, with what it extends laid under it; references stay.
 

@@ -137,8 +137,11 @@ def test_every_mistake_is_reported_at_once_with_its_line_and_nothing_starts(comm
         "  numbers: {kind: orchestrate_kinds.numbers, cuont: 3}\n"
         "  total: {kind: orchestrate_kinds.total, learning_rate: fast}\n"
     )
+    (command.folder / "site.yaml").write_text("executor: slurm\nslurm: {partitio: gpu}\n")
 
-    message = command("run", "bad.yaml", code=2)
+    message = command("run", "bad.yaml", "-p", "site.yaml", code=2)
+
+    assert "site.yaml:2:" in message
 
     assert "bad.yaml:3:" in message
     assert "did you mean 'count'" in message

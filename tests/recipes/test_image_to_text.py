@@ -146,9 +146,11 @@ def test_a_caption_that_is_no_text_is_told():
         collate([example(0, None)])
 
 
-def test_all_captions_of_an_image_are_in_one_split():
+@pytest.mark.parametrize("recipe", ["image_to_text", "text_to_image"])
+def test_all_captions_of_an_image_are_in_one_split(recipe):
     """An image that is held out is seen by no training, as in COCO's splits."""
-    read = row_reader(find_recipe("image_to_text"), SETTINGS, {})
+    settings = SETTINGS if recipe == "image_to_text" else {"image_size": 8}
+    read = row_reader(find_recipe(recipe), settings, {})
     source = Source("train", "a.jsonl", "a.jsonl", lambda: iter(()))
     rows = [example(9, "dark"), example(9, "a dark image"), example(200, "dark")]
 

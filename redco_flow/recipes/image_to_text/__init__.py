@@ -14,8 +14,8 @@ from redco_flow.recipes.image_to_text.config import (
     Settings,
     collate_fn,
     is_truncated,
-    split_key,
 )
+from redco_flow.recipes.parts.images import split_by_image as split_key
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.text.tokenizer import TextTokenizer
 

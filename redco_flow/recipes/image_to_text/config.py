@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from redco_flow.models.find import IMAGE_TO_TEXT
@@ -35,11 +34,6 @@ def is_truncated(row: Example, tokenizer: TextTokenizer, settings: Settings) -> 
     """Whether a row's caption has more tokens than the model reads of it."""
     encoded = encode_ending([row["caption"]], tokenizer, settings.max_length, [tokenizer.eos_id])
     return encoded.is_cut[0]
-
-
-def split_key(example: Example) -> bytes:
-    """Return what decides whether a row is held out: its image, whatever the caption."""
-    return np.asarray(example["image"]).tobytes()
 
 
 def collate_fn(examples: Sequence[Example], settings: Settings) -> Batch:

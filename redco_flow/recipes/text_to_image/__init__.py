@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from redco_flow.recipes.parts.images import split_by_image as split_key
 from redco_flow.recipes.text_to_image.config import COLUMNS, TARGET, Settings, collate_fn
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "loss_fn",
     "output_fn",
     "pred_fn",
+    "split_key",
 ]
 
 
