@@ -28,7 +28,7 @@ from redco_flow.launch.processes import ATTEMPT_VARIABLE, READY
 from redco_flow.records import open_no_link
 from redco_flow.spec.executor import find_executor
 from redco_flow.spec.profile import Profile
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, JobRecord
 
 __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
 
@@ -256,7 +256,7 @@ class CallExecutor(Executor):
 
     def _start_detached(
         self, what: str, command: Sequence[str], attempt: AttemptDirectory, log: Path
-    ) -> dict[str, Any]:
+    ) -> JobRecord:
         """Start what forks itself into the background; return the job.json that it has written.
 
         Args:
