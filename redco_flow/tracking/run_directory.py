@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, cast
 
 from redco_flow.errors import DamagedRecord, UsageError
+from redco_flow.local_paths import PathIn
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
 from redco_flow.tracking.process_identity import Clock, utc_now
@@ -213,60 +214,28 @@ class RunDirectory:
         """
         return int(self.record["sequence"])
 
-    @property
-    def resolved_path(self) -> Path:
-        """Path of the complete configuration, defaults included."""
-        return self.path / "resolved.yaml"
-
-    @property
-    def origins_path(self) -> Path:
-        """Path of the origin of each leaf of resolved.yaml."""
-        return self.path / "origins.json"
-
-    @property
-    def plan_path(self) -> Path:
-        """Each stage's fingerprint, action and reason."""
-        return self.path / "plan.json"
-
-    @property
-    def fits_path(self) -> Path:
-        """Path of the predictions of `plan --fit` for the trainings, where there are any."""
-        return self.path / "fits.json"
-
-    @property
-    def patch_path(self) -> Path:
-        """The code's difference from its commit, where there is one."""
-        return self.path / "code.patch"
-
-    @property
-    def lease_path(self) -> Path:
-        """Path of the lease of the process that drives the run."""
-        return self.path / "lease.json"
-
-    @property
-    def journal_path(self) -> Path:
-        """Path of the journal of events."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def state_path(self) -> Path:
-        """Path of the run's state."""
-        return self.path / "state.json"
-
-    @property
-    def cancel_path(self) -> Path:
-        """A request to stop."""
-        return self.path / "cancel.json"
-
-    @property
-    def log_path(self) -> Path:
-        """The orchestrator's output."""
-        return self.path / "orchestrator.log"
-
-    @property
-    def report_path(self) -> Path:
-        """The run's static page."""
-        return self.path / "report.html"
+    resolved_path = PathIn("resolved.yaml")
+    """Path of the complete configuration, defaults included."""
+    origins_path = PathIn("origins.json")
+    """Path of the origin of each leaf of resolved.yaml."""
+    plan_path = PathIn("plan.json")
+    """Each stage's fingerprint, action and reason."""
+    fits_path = PathIn("fits.json")
+    """Path of the predictions of `plan --fit` for the trainings, where there are any."""
+    patch_path = PathIn("code.patch")
+    """The code's difference from its commit, where there is one."""
+    lease_path = PathIn("lease.json")
+    """Path of the lease of the process that drives the run."""
+    journal_path = PathIn("journal.jsonl")
+    """Path of the journal of events."""
+    state_path = PathIn("state.json")
+    """Path of the run's state."""
+    cancel_path = PathIn("cancel.json")
+    """A request to stop."""
+    log_path = PathIn("orchestrator.log")
+    """The orchestrator's output."""
+    report_path = PathIn("report.html")
+    """The run's static page."""
 
     def read_state(self) -> dict[str, Any]:
         """Return state.json; a run without one is pending.
