@@ -305,9 +305,9 @@ class RunDirectory:
         attempt.logs.mkdir()
         return attempt
 
-    def request_cancel(self, reason: str = "", *, clock: Clock = utc_now) -> None:
+    def request_cancel(self, reason: str = "") -> None:
         """Ask the run's orchestrator to stop it; any process may, more than once."""
-        record = {"time": clock(), "by": f"{user_name()}@{os.uname().nodename}"}
+        record = {"time": utc_now(), "by": f"{user_name()}@{os.uname().nodename}"}
         write_json(self.cancel_path, {**record, "reason": reason})
 
     def cancel_requested(self) -> bool:
