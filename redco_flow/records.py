@@ -197,6 +197,14 @@ def digest_file(path: Path) -> str:
     return _digest_chunks(path, lambda chunk: None)
 
 
+def readable_digest(path: Path) -> str:
+    """Return a file's BLAKE3; "" where it cannot be read."""
+    try:
+        return digest_file(path)
+    except OSError:
+        return ""
+
+
 def copy_file(path: Path, target: Path) -> str:
     """Copy a file to a new one; return the BLAKE3 of the bytes that were copied.
 

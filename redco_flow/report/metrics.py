@@ -91,7 +91,7 @@ def metrics_groups(stages: Iterable[StageFacts], store: ArtifactStore) -> list[M
 
 def metrics_artifact(stage: StageFacts, store: ArtifactStore) -> Artifact | None:
     """Return the metrics artifact that a stage made, if it made one and it is still there."""
-    found = (store.find(one) for name, one in stage.outputs.items() if _is_metrics(name))
+    found = (store.find(one) for name, one in stage.outputs.items() if is_metrics(name))
     return next((one for one in found if one is not None), None)
 
 
@@ -108,7 +108,8 @@ def direction_of(name: str, directions: Mapping[str, str]) -> str:
     return known or ("min" if parts[-1].endswith(("loss", "perplexity")) else "")
 
 
-def _is_metrics(output: str) -> bool:
+def is_metrics(output: str) -> bool:
+    """Whether an output of this name is a metrics artifact."""
     return output.partition("/")[0] == "metrics"
 
 
