@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, cast
 
-from redco_flow.errors import DamagedRecord, UsageError
+from redco_flow.errors import DamagedRecord, UsageError, some_of
 from redco_flow.local_paths import PathIn
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
@@ -371,7 +371,8 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
     if text and len(fitting) == 1:
         return RunDirectory(workspace.runs / fitting[0])
     if text and fitting:
-        raise UsageError(f"{text!r} fits {len(fitting)} runs: {_some(fitting)}. Add letters.")
+        listed = some_of(fitting, _MAX_CANDIDATES)
+        raise UsageError(f"{text!r} fits {len(fitting)} runs: {listed}. Add letters.")
     raise UsageError(f"no run {text!r} in {workspace.root}; there are last, {_nearest(text, ids)}")
 
 
@@ -435,12 +436,8 @@ def _pending_state() -> dict[str, Any]:
     return {"state": State.PENDING, "exit_code": None, "message": "", "stages": {}}
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_CANDIDATES
-    return ", ".join(names[:_MAX_CANDIDATES]) + (f" and {more} more" if more > 0 else "")
-
-
 def _nearest(text: str, ids: Sequence[str]) -> str:
     import difflib
 
-    return _some(difflib.get_close_matches(text, ids, n=3, cutoff=0.3) or ids)
+    near = difflib.get_close_matches(text, ids, n=3, cutoff=0.3)
+    return some_of(near or ids, _MAX_CANDIDATES)

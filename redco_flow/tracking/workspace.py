@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from redco_flow.errors import UsageError, WorkspaceError
+from redco_flow.errors import UsageError, WorkspaceError, some_of
 from redco_flow.local_paths import PathIn, expanded
 from redco_flow.records import explain_no_space, open_no_link, who_may_write
 from redco_flow.tracking.lock_mechanism import establish
@@ -71,10 +71,9 @@ class Workspace:
                 f"workspace {root} cannot be written: {error.strerror} ({path}). {why}{_ADVICE}"
             ) from error
         if closed:
-            listed = ", ".join(str(path) for path in closed[:_MAX_PLACES])
-            more = f" and {len(closed) - _MAX_PLACES} more" if len(closed) > _MAX_PLACES else ""
             raise WorkspaceError(
-                f"workspace {root} cannot be written: Permission denied ({listed}{more}). "
+                f"workspace {root} cannot be written: Permission denied "
+                f"({some_of(closed, _MAX_PLACES)}). "
                 f"{who_may_write(closed[0])}. {_ADVICE}"
             )
         return cls(root)
