@@ -112,7 +112,8 @@ class HostConnection:
             await self._ship_code()
         elif found["changed"]:
             raise HostRefused(
-                f"the code on {self.label} is not what was shipped: {some_of(found['changed'], 3)} in "
+                f"the code on {self.label} is not what was shipped: "
+                f"{some_of(found['changed'], 3)} in "
                 f"{self._code} (SHA-256 differs). Nothing ran. Delete that folder there once no "
                 f"job uses it, and it is uploaded again; code with any change gets its own folder."
             )
