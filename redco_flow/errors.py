@@ -8,11 +8,17 @@ unreachable, 5 cancelled, 130 detached.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 _MOST_SHOWN = 50  # a file of another kind has a mistake on every line
+
+
+def some_of(things: Sequence[object], most: int) -> str:
+    """Name the first things of a list, and how many more there are, for a message."""
+    more = len(things) - most
+    return ", ".join(map(str, things[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 class RedcoFlowError(Exception):

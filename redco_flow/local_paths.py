@@ -9,6 +9,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+
+class PathIn:
+    """An attribute of a directory's class: the path of this name in the directory.
+
+    Args:
+        name: of the file or the folder.
+        of: the owner's attribute with the directory that the name is in.
+    """
+
+    def __init__(self, name: str, *, of: str = "path") -> None:
+        self._name, self._of = name, of
+
+    def __get__(self, owner: Any, kind: type) -> Path:
+        path: Path = getattr(owner, self._of) / self._name
+        return path
 
 
 def expanded(text: str | os.PathLike[str]) -> Path:

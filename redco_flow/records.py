@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,14 @@ def digest_file(path: Path) -> str:
         OSError: the file cannot be read; names it.
     """
     return _digest_chunks(path, lambda chunk: None)
+
+
+def readable_digest(path: Path) -> str:
+    """Return a file's BLAKE3; "" where it cannot be read."""
+    try:
+        return digest_file(path)
+    except OSError:
+        return ""
 
 
 def copy_file(path: Path, target: Path, on_chunk: Callable[[], None] = lambda: None) -> str:
@@ -432,6 +440,17 @@ def append_json_line(path: Path, value: Any) -> None:
         raise
     finally:
         os.close(handle)
+
+
+def write_json_lines(
+    path: Path, values: Iterable[Any], *, default: Callable[[Any], Any] | None = None
+) -> None:
+    """Write a file with one JSON value a line; `default` as of `json.dumps`."""
+    # Half a surrogate pair has no UTF-8; written with a backslash it is JSON's own escape of it.
+    errors = "backslashreplace"
+    with open(path, "w", encoding="utf-8", errors=errors, opener=open_no_link) as file:
+        for value in values:
+            file.write(json.dumps(value, ensure_ascii=False, default=default) + "\n")
 
 
 def read_json_lines(path: Path) -> Iterator[Any]:

@@ -6,9 +6,12 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UsageError
+
+if TYPE_CHECKING:
+    from redco_flow.tracking.workspace import Workspace
 
 SUBMITTING = ("run", "plan")
 """Verbs that take code along to a login node."""
@@ -167,6 +170,13 @@ def workspace_path(options: argparse.Namespace) -> Path:
     """The workspace that a read verb looks into."""
     given: Path | None = options.workspace
     return given or Path(os.environ.get("REDCO_FLOW_WORKSPACE", "redco-workspace"))
+
+
+def workspace_of(options: argparse.Namespace) -> Workspace:
+    """The same, to be read."""
+    from redco_flow.tracking.workspace import Workspace
+
+    return Workspace(workspace_path(options).absolute())
 
 
 def check_port(port: int) -> None:

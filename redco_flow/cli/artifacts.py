@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from redco_flow.cli.arguments import Verbs, add_json, add_workspace, positive, workspace_path
+from redco_flow.cli.arguments import Verbs, add_json, add_workspace, positive, workspace_of
 from redco_flow.cli.text import columns, duration, number, short_id, size
 from redco_flow.records import moment
 from redco_flow.tracking.aliases import AliasStore, artifact_id_of
@@ -20,7 +20,6 @@ from redco_flow.tracking.lineage_nodes import (
     LineageNode,
     Production,
 )
-from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_LENGTH = 100
 _MAX_DATA_LINES = 6
@@ -142,13 +141,9 @@ def register(verbs: Verbs) -> None:
         add_workspace(parser)
 
 
-def _workspace(options: argparse.Namespace) -> Workspace:
-    return Workspace(workspace_path(options).absolute())
-
-
 def _artifacts(options: argparse.Namespace) -> int:
     found, num_artifacts = _newest(options)
-    aliases = AliasStore(_workspace(options)).by_artifact()
+    aliases = AliasStore(workspace_of(options)).by_artifact()
     named = {key: [str(alias.name) for alias in ones] for key, ones in aliases.items()}
     if options.json:
         more = [
@@ -171,7 +166,7 @@ def _artifacts(options: argparse.Namespace) -> int:
 
 def _newest(options: argparse.Namespace) -> tuple[Sequence[Artifact], int]:
     """The artifacts to list, and how many there are; programs get all, oldest first."""
-    store = ArtifactStore(_workspace(options))
+    store = ArtifactStore(workspace_of(options))
     if options.json and options.last is None:
         found = store.list(options.kind)
         return found, len(found)
@@ -194,7 +189,7 @@ def _artifact_row(artifact: Artifact, aliases: list[str]) -> list[str]:
 def _why(options: argparse.Namespace) -> int:
     from redco_flow.tracking.lineage import trace
 
-    root = trace(_workspace(options), options.target)
+    root = trace(workspace_of(options), options.target)
     if options.json:
         print(json.dumps(root.to_json()))
     else:
@@ -205,16 +200,16 @@ def _why(options: argparse.Namespace) -> int:
 def _impact(options: argparse.Namespace) -> int:
     from redco_flow.tracking.lineage import impact
 
-    root = impact(_workspace(options), options.target)
+    root = impact(workspace_of(options), options.target)
     print(json.dumps(root.to_json()) if options.json else "\n".join(impact_lines(root)))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    store = ArtifactStore(_workspace(options))
-    named = [store.get(artifact_id_of(_workspace(options), text)) for text in options.ids]
+    store = ArtifactStore(workspace_of(options))
+    named = [store.get(artifact_id_of(workspace_of(options), text)) for text in options.ids]
     for artifact in named:
-        refuse_deleted(_workspace(options), artifact)
+        refuse_deleted(workspace_of(options), artifact)
     artifacts = named or [one for one in store.list() if find_deletion(one) is None]
     problems = {artifact.id: store.verify(artifact.id) for artifact in artifacts}
     if not options.ids:

@@ -19,12 +19,11 @@ from redco_flow.cli.arguments import (
     add_workspace,
     cannot_listen,
     check_port,
-    workspace_path,
+    workspace_of,
 )
 from redco_flow.errors import UsageError
 from redco_flow.terminal_text import visible
 from redco_flow.tracking.artifacts import Artifact
-from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.checkpoints.chat import Chat
@@ -103,7 +102,7 @@ def _chat(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.chat import conversing, find_model, name_of
 
     request = _request(options)
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     model = find_model(workspace, options.checkpoint)
     request |= conversing(model)
     is_terminal = options.message is None and sys.stdin.isatty()
@@ -250,7 +249,7 @@ def _serve(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.chat import conversing, find_model, name_of
     from redco_flow.orchestrate.checkpoints.model_server import Completions
 
-    model = find_model(Workspace(workspace_path(options).absolute()), options.checkpoint)
+    model = find_model(workspace_of(options), options.checkpoint)
     request = {**_model_request(options), **conversing(model), "needs_template": False}
     names = [name_of(model), options.checkpoint]
     if isinstance(model, Artifact):

@@ -19,7 +19,7 @@ from redco_flow.cli.arguments import (
     add_run,
     add_workspace,
     positive,
-    workspace_path,
+    workspace_of,
 )
 from redco_flow.cli.text import page_text
 from redco_flow.errors import UsageError
@@ -104,7 +104,7 @@ def _diff(options: argparse.Namespace) -> int:
 
     if options.resamples < 0:
         raise UsageError(f"--resamples {options.resamples}: 0 or more.")
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     first, second = find_run(workspace, options.first), find_run(workspace, options.second)
     found = diff_runs(first, second, Resampling(options.resamples))
     return _show(
@@ -116,7 +116,7 @@ def _compare(options: argparse.Namespace) -> int:
     from redco_flow.report.compared_run import ComparedRun
     from redco_flow.report.comparison import comparison_page
 
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     found = {run.id: run for run in (find_run(workspace, text) for text in options.runs)}
     if len(found) < 2:
         raise UsageError("compare takes two runs or more; `redco-flow ls` lists them.")
@@ -149,7 +149,7 @@ def _history(options: argparse.Namespace) -> int:
     from redco_flow.report.compared_run import ComparedRun
     from redco_flow.report.history import history_page, promotions, read_entries
 
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     name = _pipeline_name(options.pipeline)
     runs = _runs_of(workspace, name)
     num_last = max(0, options.last)
@@ -214,7 +214,7 @@ def _report(options: argparse.Namespace) -> int:
     from redco_flow.cli.sweep import write_sweep_page
     from redco_flow.report.page import build_report
 
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     target: Path | None = options.html
     sweep = None if options.run in LAST_RUN else find_sweep(workspace, options.run)
     if sweep is not None:

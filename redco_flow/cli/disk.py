@@ -12,7 +12,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
+from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_of
 from redco_flow.cli.text import columns, size
 from redco_flow.errors import UsageError, WorkspaceError
 from redco_flow.orchestrate.run.cancel import has_ended
@@ -54,7 +54,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _workspace(options: argparse.Namespace) -> Workspace:
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     if not any((workspace.root / name).is_file() for name in (RECORD, "sequence")):
         raise UsageError(f"{workspace.root} is not a workspace; name its directory: -w DIRECTORY.")
     return workspace

@@ -7,7 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
+from redco_flow.cli.arguments import (
+    Verbs,
+    add_checkpoint,
+    add_json,
+    add_workspace,
+    workspace_of,
+    workspace_path,
+)
 from redco_flow.cli.text import columns, short_id, size
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
@@ -51,7 +58,7 @@ def _export(options: argparse.Namespace) -> int:
 
     if options.private and not options.push:
         raise UsageError("--private is for --push ORG/NAME.")
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     checkpoint = find_checkpoint(workspace, options.checkpoint)
     if options.push:
         _check_push(options.push)
@@ -127,7 +134,7 @@ def _bundle(options: argparse.Namespace) -> int:
         raise UsageError(f"-o {output}: there is no directory {output.absolute().parent}.")
     if output.exists():
         raise UsageError(f"-o {output} exists already; delete it, or give another name.")
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     artifacts, results = _named(workspace, options.what)
     contents = contents_of(workspace, artifacts, results, with_inputs=not options.without_inputs)
     for stage in contents.left_out:

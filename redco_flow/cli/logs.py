@@ -51,25 +51,6 @@ def _bounded_lines(file: BinaryIO) -> Iterator[bytes]:
         yield line.rstrip(b"\n")
 
 
-class LogFollower:
-    """The new lines of a stage's log, over the attempts that write it."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._tail: LogTail | None = None
-
-    def new_lines(self, path: Path, *, is_last: bool = False) -> list[str]:
-        """Whole lines written since the last call; with another path it starts over.
-
-        Args:
-            path: of the log.
-            is_last: the stage has ended, so an unfinished last line is given too.
-        """
-        if self._tail is None or path != self._path:
-            self._path, self._tail = path, LogTail(path)
-        return self._tail.last_lines() if is_last else self._tail.new_lines()
-
-
 @dataclass(frozen=True)
 class LogSource:
     """A stage's log.
@@ -163,7 +144,7 @@ def follow_logs(
     run: RunDirectory, stages: Sequence[str], *, rank: int | None, with_name: bool
 ) -> None:
     """Print the stages' logs as they grow, until the run ends; arguments as of `print_logs`."""
-    followers = {name: LogFollower() for name in stages}
+    tails: dict[str, LogTail] = {}
     said: dict[str, str] = {}
     is_live = True
     while is_live:
@@ -174,7 +155,9 @@ def follow_logs(
                 said[name] = source.remark
                 _say(source.remark)
             if source.path is not None:
-                lines = followers[name].new_lines(source.path, is_last=not is_live)
+                if name not in tails or tails[name].path != source.path:
+                    tails[name] = LogTail(source.path)  # of the first, or of another attempt
+                lines = tails[name].new_lines() if is_live else tails[name].last_lines()
                 _print_lines(lines, name if with_name else "")
         sys.stdout.flush()
         if is_live:

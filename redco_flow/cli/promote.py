@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
+from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_of
 from redco_flow.cli.text import columns, number, short_id
 from redco_flow.errors import UsageError
 from redco_flow.records import moment
 from redco_flow.tracking.aliases import Alias, AliasEvent, AliasName, AliasStore
-from redco_flow.tracking.workspace import Workspace
 
 _DEFAULT_ALIAS = "production"
 _MOST_METRICS = 3
@@ -62,10 +61,6 @@ def register(verbs: Verbs) -> None:
         add_workspace(parser)
 
 
-def _workspace(options: argparse.Namespace) -> Workspace:
-    return Workspace(workspace_path(options).absolute())
-
-
 def _promote(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.export import find_checkpoint
     from redco_flow.tracking.promotion import (
@@ -80,7 +75,7 @@ def _promote(options: argparse.Namespace) -> int:
     rule = Rule(conditions, options.min_gain, options.confidence)
     if options.min_gain and not conditions:
         raise UsageError("--min-gain is for --if CONDITION, which says by which score.")
-    workspace = _workspace(options)
+    workspace = workspace_of(options)
     checkpoint = find_checkpoint(workspace, options.checkpoint)
     name = AliasName.parse(options.alias, options.model or model_of(workspace, checkpoint))
     before = AliasStore(workspace).find(name)
@@ -99,7 +94,7 @@ def _promote(options: argparse.Namespace) -> int:
 def _roll_back(options: argparse.Namespace) -> int:
     from redco_flow.tracking.promotion import roll_back
 
-    workspace = _workspace(options)
+    workspace = workspace_of(options)
     alias = AliasStore(workspace).get(options.alias, options.model)
     moved = roll_back(workspace, alias, _without_secrets(options.reason))
     if options.json:
@@ -113,7 +108,7 @@ def _roll_back(options: argparse.Namespace) -> int:
 
 
 def _aliases(options: argparse.Namespace) -> int:
-    store = AliasStore(_workspace(options))
+    store = AliasStore(workspace_of(options))
     if options.alias:
         alias = store.get(options.alias, options.model)
         print(json.dumps(_record(alias)) if options.json else _history_table(alias))

@@ -15,7 +15,7 @@ from redco_flow.cli.arguments import (
     add_pipeline,
     add_run,
     add_workspace,
-    workspace_path,
+    workspace_of,
 )
 from redco_flow.cli.fit import (
     choose_settings,
@@ -44,7 +44,6 @@ from redco_flow.tracking.attempt import State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
-from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.control import PlannedPoint
@@ -359,16 +358,12 @@ def _example_metric(view: dict[str, Any]) -> str:
     return str(view["run"]) if name is None else f"{view['run']}/{name}"
 
 
-def _workspace(options: argparse.Namespace) -> Workspace:
-    return Workspace(workspace_path(options).absolute())
-
-
 def _find(options: argparse.Namespace) -> RunDirectory:
-    return find_run(_workspace(options), options.run)
+    return find_run(workspace_of(options), options.run)
 
 
 def _find_sweep(options: argparse.Namespace) -> SweepDirectory | None:
-    return find_sweep(_workspace(options), options.run)
+    return find_sweep(workspace_of(options), options.run)
 
 
 def _note_submitted_code(run: RunDirectory) -> None:

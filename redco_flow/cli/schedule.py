@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.bounded import within
-from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_path
+from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_of
 from redco_flow.cli.fit import choose_settings
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns
@@ -255,7 +255,7 @@ def _local_timezone() -> str:
 
 
 def _list(options: argparse.Namespace) -> int:
-    workspace = _workspace(options)
+    workspace = workspace_of(options)
     found = [(one, one.read()) for one in list_schedules(workspace)]
     if not found:
         sys.stderr.write("no schedules yet: redco-flow schedule add FILE --cron '0 3 * * 1'\n")
@@ -296,7 +296,7 @@ def _why(firing: Firing) -> str:
 
 
 def _show(options: argparse.Namespace) -> int:
-    directory = get_schedule(_workspace(options), options.name)
+    directory = get_schedule(workspace_of(options), options.name)
     schedule = directory.read()
     deployed = _deployed([schedule.name]).get(schedule.name)
     if options.json:
@@ -342,7 +342,7 @@ def _record(schedule: Schedule, deployed: Deployed | None) -> dict[str, Any]:
 def _set_paused(options: argparse.Namespace, *, is_paused: bool) -> int:
     from redco_flow.orchestrate.recurring.silence import watch_only_while
 
-    directory = get_schedule(_workspace(options), options.name)
+    directory = get_schedule(workspace_of(options), options.name)
 
     def change(client: Any, found: Any) -> None:
         client.set_deployment_paused_state(found.id, is_paused)
@@ -355,7 +355,7 @@ def _set_paused(options: argparse.Namespace, *, is_paused: bool) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    directory = get_schedule(_workspace(options), options.name)
+    directory = get_schedule(workspace_of(options), options.name)
 
     def fire(client: Any, found: Any) -> None:
         flow_run = client.create_flow_run_from_deployment(found.id)
@@ -368,14 +368,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def _remove(options: argparse.Namespace) -> int:
     refuse_if_served_elsewhere()
-    directory = get_schedule(_workspace(options), options.name)
+    directory = get_schedule(workspace_of(options), options.name)
     running = [one.run for one in directory.firings() if one.is_held and not one.has_ended]
     if running:
         raise UsageError(
             f"'{directory.name}' fires now ({', '.join(filter(None, running)) or 'beginning'}): "
             "cancel it first, or wait."
         )
-    note_deleted(prefect_directory(), directory.name, str(_workspace(options).root))
+    note_deleted(prefect_directory(), directory.name, str(workspace_of(options).root))
     directory.remove()
     print(f"{directory.name}: deleted; its runs stay")
     _delete_deployment(directory.name)
@@ -383,7 +383,7 @@ def _remove(options: argparse.Namespace) -> int:
 
 
 def _history(options: argparse.Namespace) -> int:
-    firings = get_schedule(_workspace(options), options.name).firings()
+    firings = get_schedule(workspace_of(options), options.name).firings()
     if options.json:
         print(json.dumps([asdict(one) for one in firings]))
     else:
@@ -487,7 +487,3 @@ def _install(limit: int) -> int:
         "loginctl enable-linger                       also while you are not logged in\n"
     )
     return 0
-
-
-def _workspace(options: argparse.Namespace) -> Workspace:
-    return Workspace(workspace_path(options).absolute())

@@ -15,6 +15,7 @@ from redco_flow.cli.arguments import (
     add_run,
     add_workspace,
     positive,
+    workspace_of,
     workspace_path,
 )
 from redco_flow.cli.logs import follow_logs, print_logs, stage_names
@@ -282,7 +283,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    runs = list_runs(Workspace(workspace_path(options).absolute()))
+    runs = list_runs(workspace_of(options))
     shown = [*runs[: options.last], *list_damaged(runs[options.last :])]
     views = [read_checked_view(run, with_lines=False) for run in shown]
     if options.size:
@@ -330,11 +331,11 @@ def _marks(view: dict[str, Any]) -> str:
 
 
 def _find(options: argparse.Namespace, text: str) -> RunDirectory:
-    return find_run(Workspace(workspace_path(options).absolute()), text)
+    return find_run(workspace_of(options), text)
 
 
 def _status(options: argparse.Namespace) -> int:
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     if (sweep := find_sweep(workspace, options.run)) is not None:
         if options.watch:
             return attend_sweep(sweep, options)
@@ -407,7 +408,7 @@ def _goodput_text(goodput: dict[str, float]) -> str:
 
 
 def _attach(options: argparse.Namespace) -> int:
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     if (sweep := find_sweep(workspace, options.run)) is not None:
         return attend_sweep(sweep, options)
     run = _find(options, options.run)
@@ -438,7 +439,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 def _find_of_logs(options: argparse.Namespace, text: str) -> RunDirectory:
     """The run; a sweep's points are runs, each with logs of its own."""
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     if (sweep := find_sweep(workspace, text)) is not None:
         listed = ", ".join(point.run for point in sweep.points)
         raise UsageError(f"{sweep.id} is a sweep; name one of its runs: {listed}.")

@@ -14,7 +14,7 @@ from redco_flow.cli.arguments import (
     add_workspace,
     cannot_listen,
     check_port,
-    workspace_path,
+    workspace_of,
 )
 from redco_flow.errors import UsageError
 from redco_flow.tracking.locks import find_holder
@@ -64,7 +64,7 @@ def _ui(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     port = PORT if options.port is None else options.port
     check_port(port)
-    workspace = Workspace(workspace_path(options).absolute())
+    workspace = workspace_of(options)
     if not workspace.runs.is_dir():
         raise UsageError(
             f"{workspace.root} is no workspace: it has no directory `runs`. Name another one with "
@@ -115,7 +115,7 @@ def _prefect(options: argparse.Namespace) -> int:
 
 def _prefect_page(options: argparse.Namespace) -> str:
     """The path of a run's page; where the server is may have changed since."""
-    run = find_run(Workspace(workspace_path(options).absolute()), options.run)
+    run = find_run(workspace_of(options), options.run)
     url = run.read_state().get("prefect_url")
     if not url:
         if find_holder(run) is not None:

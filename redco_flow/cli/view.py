@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.launch.disk_reserve import full_disk
 from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.orchestrate.run.state import LaunchRecord
+from redco_flow.report.numbers import seconds_between
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import LASTING, AttemptDirectory, State
@@ -23,6 +23,7 @@ from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.notes import RunNotes, read_notes
 from redco_flow.tracking.planned_fits import compare_fits
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.run_metrics import read_metrics
 from redco_flow.tracking.sweep_directory import current_attempt
@@ -244,7 +245,7 @@ def _view_of_state(run: RunDirectory, *, asks_cluster: bool) -> dict[str, Any]:
         "message": message,
         "created_at": run.record.get("created_at"),
         "sweep": run.record.get("sweep", ""),
-        "seconds": _seconds_between(state.get("started_at"), state.get("ended_at")),
+        "seconds": seconds_between(state.get("started_at"), state.get("ended_at") or utc_now()),
         "prefect_url": state.get("prefect_url"),
         "report": str(run.report_path) if run.report_path.is_file() else None,
         "stages": {name: _stage_view(run, name, stages.get(name, {})) for name in names},
@@ -293,15 +294,5 @@ def _may_be_starting(run: RunDirectory) -> bool:
     """Whether the process that is to drive the run may still be on its way."""
     if run.lease_path.exists():
         return False
-    age = _seconds_between(run.record.get("created_at"), None)
+    age = seconds_between(run.record.get("created_at"), utc_now())
     return age is not None and age < _START_GRACE_SECONDS
-
-
-def _seconds_between(start: str | None, end: str | None) -> float | None:
-    if start is None:
-        return None
-    try:
-        until = datetime.fromisoformat(end) if end else datetime.now(UTC)
-        return round((until - datetime.fromisoformat(start)).total_seconds(), 3)
-    except (ValueError, TypeError):  # no time, or one without a zone
-        return None

@@ -19,16 +19,16 @@ from submitit.core.core import DelayedJob, Executor, Job
 from submitit.core.utils import DelayedSubmission
 
 from redco_flow import search_path
-from redco_flow.errors import UsageError
+from redco_flow.errors import StageFailed, UsageError
 from redco_flow.launch.call import JobResources, read_call
 from redco_flow.launch.config import ExecutorConfig
 from redco_flow.launch.host_facts import CleanedHost, Finding
-from redco_flow.launch.job import CallJob, JobStatus, StageCall
+from redco_flow.launch.job import CallJob, JobStatus, StageCall, read_log_end
 from redco_flow.launch.processes import ATTEMPT_VARIABLE, READY
 from redco_flow.records import open_no_link
 from redco_flow.spec.executor import find_executor
 from redco_flow.spec.profile import Profile
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, JobRecord
 
 __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
 
@@ -258,11 +258,17 @@ class CallExecutor(Executor):
     def _submit(self, attempt: AttemptDirectory) -> CallJob:
         """Start the job."""
 
-    def _start_detached(self, command: Sequence[str], attempt: AttemptDirectory, log: Path) -> bool:
-        """Start what forks itself into the background; return whether it wrote READY.
+    def _start_detached(
+        self, what: str, command: Sequence[str], attempt: AttemptDirectory, log: Path
+    ) -> JobRecord:
+        """Start what forks itself into the background; return the job.json that it has written.
 
         Args:
+            what: is started, for the message.
             command: gets `--ready-fd N` at its end, where it writes READY once the job is there.
+
+        Raises:
+            StageFailed: it ended before; has the end of its log.
         """
         read_end, write_end = os.pipe()
         with open(log, "ab", opener=open_no_link) as output, os.fdopen(read_end, "rb") as ready:
@@ -279,7 +285,13 @@ class CallExecutor(Executor):
             finally:
                 os.close(write_end)
             process.wait()
-            return ready.read(len(READY)) == READY
+            is_ready = ready.read(len(READY)) == READY
+        record = attempt.read_job()
+        if not is_ready or record is None:
+            raise StageFailed(
+                f"{what} did not start {attempt.path}; {log} says:\n{read_log_end(log, 4096)}"
+            )
+        return record
 
 
 class StageToRender(NamedTuple):

@@ -143,9 +143,9 @@ class CallJob(Job[dict[str, Any]]):
             check: wait until it has ended.
         """
 
-    @abstractmethod
     def record(self) -> dict[str, Any]:
         """Return what job.json holds: what `reattach` needs."""
+        return dict(self._record)
 
     @property
     def is_unsubmitted(self) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redco_flow.report.numbers import signed
+from redco_flow.report.numbers import score, signed
+from redco_flow.report.runs_page import Cell, Table
 from redco_flow.report.stage_facts import StageFacts
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.run_metrics import Role, role_of, training_metric
@@ -90,7 +91,7 @@ def metrics_groups(stages: Iterable[StageFacts], store: ArtifactStore) -> list[M
 
 def metrics_artifact(stage: StageFacts, store: ArtifactStore) -> Artifact | None:
     """Return the metrics artifact that a stage made, if it made one and it is still there."""
-    found = (store.find(one) for name, one in stage.outputs.items() if _is_metrics(name))
+    found = (store.find(one) for name, one in stage.outputs.items() if is_metrics(name))
     return next((one for one in found if one is not None), None)
 
 
@@ -107,7 +108,8 @@ def direction_of(name: str, directions: Mapping[str, str]) -> str:
     return known or ("min" if parts[-1].endswith(("loss", "perplexity")) else "")
 
 
-def _is_metrics(output: str) -> bool:
+def is_metrics(output: str) -> bool:
+    """Whether an output of this name is a metrics artifact."""
     return output.partition("/")[0] == "metrics"
 
 
@@ -290,72 +292,35 @@ def _confusion_row(
     )
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One pair of systems by one metric.
-
-    Args:
-        interval: of the difference.
-        verdict: who is better, if that is significant.
-    """
-
-    metric: str
-    first: str
-    first_score: float
-    second: str
-    second_score: float
-    difference: str
-    interval: str
-    p_value: str
-    verdict: str
+def comparisons(stages: Iterable[StageFacts], store: ArtifactStore) -> dict[str, Table]:
+    """Return the comparison that each comparing stage made: a row for two systems by a metric."""
+    made = ((stage.name, metrics_artifact(stage, store)) for stage in stages)
+    return {
+        name: _comparison(artifact.metadata)
+        for name, artifact in made
+        if artifact is not None and "pairs" in artifact.metadata
+    }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One comparing stage.
-
-    Args:
-        confidence: in percent, of intervals and verdicts.
-    """
-
-    stage: str
-    num_examples: int
-    num_resamples: int
-    confidence: str
-    rows: tuple[ComparisonRow, ...]
-
-
-def comparisons(stages: Iterable[StageFacts], store: ArtifactStore) -> list[Comparison]:
-    """Return the comparisons that a run's stages made."""
-    found = []
-    for stage in stages:
-        artifact = metrics_artifact(stage, store)
-        if artifact is not None and "pairs" in artifact.metadata:
-            found.append(_comparison(stage.name, artifact.metadata))
-    return found
-
-
-def _comparison(stage: str, record: Mapping[str, Any]) -> Comparison:
-    return Comparison(
-        stage=stage,
-        num_examples=int(record["num_examples"]),
-        num_resamples=int(record["num_resamples"]),
-        confidence=f"{100 * record['confidence']:g}",
-        rows=tuple(_row(pair) for pair in record["pairs"]),
+def _comparison(record: Mapping[str, Any]) -> Table:
+    caption = (
+        f"Paired bootstrap over {record['num_examples']:,} examples, "
+        f"{record['num_resamples']:,} draws; intervals contain {100 * record['confidence']:g} % "
+        "of the draws"
     )
+    header = ["metric", "first", "second", "difference", "interval", "p", "verdict"]
+    return Table(caption, header, [_row(pair) for pair in record["pairs"]])
 
 
-def _row(pair: Mapping[str, Any]) -> ComparisonRow:
+def _row(pair: Mapping[str, Any]) -> list[Cell]:
     first_is_better = (pair["difference"] > 0) == (pair["better"] == "max")
     better = pair["first"] if first_is_better else pair["second"]
-    return ComparisonRow(
-        metric=str(pair["key"]),
-        first=str(pair["first"]),
-        first_score=float(pair["first_score"]),
-        second=str(pair["second"]),
-        second_score=float(pair["second_score"]),
-        difference=signed(pair["difference"]),
-        interval=f"{signed(pair['low'])} to {signed(pair['high'])}",
-        p_value=f"{pair['p_value']:.2g}",
-        verdict=f"{better} is better" if pair["is_significant"] else "not significant",
-    )
+    return [
+        Cell(str(pair["key"])),
+        Cell(f"{pair['first']} {score(pair['first_score'])}"),
+        Cell(f"{pair['second']} {score(pair['second_score'])}"),
+        Cell(signed(pair["difference"]), is_number=True),
+        Cell(f"{signed(pair['low'])} to {signed(pair['high'])}", is_number=True),
+        Cell(f"{pair['p_value']:.2g}", is_number=True),
+        Cell(f"{better} is better" if pair["is_significant"] else "not significant"),
+    ]

@@ -16,7 +16,6 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
 from redco_flow.report.metrics import (
-    Comparison,
     Confusion,
     MetricsGroup,
     comparisons,
@@ -26,6 +25,7 @@ from redco_flow.report.metrics import (
 from redco_flow.report.numbers import duration, moment, seconds_between
 from redco_flow.report.rendering import render
 from redco_flow.report.run_time import SystemSection, TimeShare, system_sections, time_shares
+from redco_flow.report.runs_page import Table
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
 from redco_flow.report.stage_graph import LineageItem, StageGraph, lineage_items, stage_graph
@@ -33,7 +33,6 @@ from redco_flow.report.stage_notes import (
     CurationSet,
     Environment,
     LearntSet,
-    RowTable,
     curation_sets,
     learnt_sets,
     read_environment,
@@ -226,12 +225,12 @@ class Page:
     failures: list[Failure]
     metrics: list[MetricsGroup]
     confusions: list[Confusion]
-    comparisons: list[Comparison]
+    comparisons: dict[str, Table]
     times: list[TimeShare]
     overlaid: list[Figure]
     trainings: list[TrainingSection]
     system: list[SystemSection]
-    rows: list[RowTable]
+    rows: list[Table]
     curated: list[CurationSet]
     learnt: list[LearntSet]
     samples: list[SampleSet]
@@ -274,7 +273,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         failures=attempt("What failed", lambda: find_failures(run, each), []),
         metrics=attempt("The metrics", lambda: metrics_groups(each, store), []),
         confusions=attempt("The confusions", lambda: confusions(each, store), []),
-        comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
+        comparisons=attempt("The comparisons", lambda: comparisons(each, store), {}),
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
         overlaid=attempt("Losses of all trainings", lambda: overlaid_losses(histories), []),
         trainings=attempt("The training", lambda: trainings_of(run, each, histories), []),

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.report.charts import Figure, Gap, Line, LineChart, Point
 from redco_flow.report.numbers import duration
 from redco_flow.report.stage_facts import StageFacts
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, SystemSample
-from redco_flow.tracking.goodput import TimeSpan, read_spans, read_submissions
+from redco_flow.tracking.goodput import TimeSpan, read_spans, read_submissions, unix_time
 from redco_flow.tracking.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
@@ -105,7 +104,7 @@ def time_shares(run: RunDirectory, stages: Iterable[StageFacts], now: str) -> li
     state = run.read_state()
     if not state.get("started_at"):
         return []
-    begin, end = _seconds(state["started_at"]), _seconds(state.get("ended_at") or now)
+    begin, end = unix_time(state["started_at"]), unix_time(state.get("ended_at") or now)
     spans = [span for stage in stages for span in _spans(run, stage, end)]
     seconds = add_up(spans, begin, end)
     total = end - begin
@@ -151,7 +150,7 @@ def _of_attempt(
 ) -> Iterator[TimeSpan]:
     """The queue, then what the stage does; all of it was lost where it failed."""
     ended = attempt.read_exit()
-    last = _seconds(ended.ended_at) if ended and ended.ended_at else end
+    last = unix_time(ended.ended_at) if ended and ended.ended_at else end
     if ended is not None and ended.cause not in _NOT_LOST:
         yield TimeSpan("lost", submitted, last)
         return
@@ -159,10 +158,6 @@ def _of_attempt(
     began = max(submitted, last - float(result["seconds"])) if result else submitted
     yield TimeSpan("queue", submitted, began)
     yield TimeSpan(_OF_KIND.get(kind, "other stages"), began, last)
-
-
-def _seconds(time: str) -> float:
-    return datetime.fromisoformat(time).timestamp()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from redco_flow.report.numbers import size
 from redco_flow.report.runs_page import Cell, Table
 from redco_flow.report.stage_facts import StageFacts
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.row_counts import RowGroup, RowLosses, learnt_notes
+from redco_flow.tracking.row_counts import RowLosses, learnt_notes
 from redco_flow.tracking.typed_records import unless_damaged
 
 
@@ -60,21 +60,7 @@ def _memory(num_bytes: int | None) -> Cell:
     return Cell(size(num_bytes) if num_bytes else "–", is_number=True)
 
 
-@dataclass(frozen=True)
-class RowTable:
-    """One dataset's.
-
-    Args:
-        num_read: rows of the data, as text; empty of a dataset of an earlier version.
-        groups: with each one's share of the rows in %; empty where that is not known.
-    """
-
-    stage: str
-    num_read: str
-    groups: tuple[tuple[RowGroup, str], ...]
-
-
-def row_tables(stages: Iterable[StageFacts], store: ArtifactStore) -> Iterator[RowTable]:
+def row_tables(stages: Iterable[StageFacts], store: ArtifactStore) -> Iterator[Table]:
     """Yield a table for each dataset that a stage made without all of its rows in full."""
     for stage in stages:
         for artifact in filter(None, map(store.find, stage.outputs.values())):
@@ -84,12 +70,25 @@ def row_tables(stages: Iterable[StageFacts], store: ArtifactStore) -> Iterator[R
                     yield _table(stage.name, losses)
 
 
-def _table(stage: str, losses: RowLosses) -> RowTable:
-    num_read = losses.num_read
-    groups = tuple(
-        (one, f"{100 * one.num_rows / num_read:.1f}" if num_read else "") for one in losses.groups
-    )
-    return RowTable(stage, "" if num_read is None else f"{num_read:,}", groups)
+def _table(stage: str, losses: RowLosses) -> Table:
+    read = "" if losses.num_read is None else f". {losses.num_read:,} rows were read."
+    rows = [
+        [
+            Cell(one.what),
+            Cell(one.reason),
+            *_count(one.num_rows, losses.num_read),
+            Cell(one.remedy),
+        ]
+        for one in losses.groups
+    ]
+    header = ["what", "reason", "rows", "% of all", "what to do"]
+    return Table(f"Rows skipped and truncated by stage {stage}{read}", header, rows)
+
+
+def _count(num_rows: int, total: int | None) -> tuple[Cell, Cell]:
+    """Return a number of rows and its share of a total that may be unknown, in percent."""
+    share = f"{100 * num_rows / total:.1f}" if total else ""
+    return Cell(f"{num_rows:,}", is_number=True), Cell(share, is_number=True)
 
 
 @dataclass(frozen=True)
@@ -123,33 +122,21 @@ def learnt_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> list[Lear
 
 
 @dataclass(frozen=True)
-class DroppedText:
-    """One row that was left out.
-
-    Args:
-        what: reason, row, and of a duplicate the other row and their similarity.
-        text, like_text: beginnings; the second of the row that it repeats, if it does.
-    """
-
-    what: str
-    text: str
-    like_text: str
-
-
-@dataclass(frozen=True)
 class CurationSet:
     """One curation.
 
     Args:
         num_rows: training rows, before.
-        reasons: (reason, rows left out for it, their share in %).
+        reasons: why rows were left out; None where none were.
+        examples: of rows that were left out: reason, row, and of a duplicate the other row and
+            their similarity; the row's beginning; the beginning of the row that it repeats, or "".
     """
 
     stage: str
     num_rows: int
     num_kept: int
-    reasons: tuple[tuple[str, int, str], ...]
-    examples: tuple[DroppedText, ...]
+    reasons: Table | None
+    examples: tuple[tuple[str, str, str], ...]
 
 
 def curation_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> Iterator[CurationSet]:
@@ -162,13 +149,14 @@ def curation_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> Iterato
 
 def _curation(stage: str, metadata: Mapping[str, Any]) -> CurationSet:
     dropped, num_rows = metadata["dropped"], int(metadata["num_rows"]["train"])
-    reasons = tuple(
-        (str(reason), int(count), f"{100 * count / num_rows:.1f}")
+    rows = [
+        [Cell(reason), *_count(count, num_rows)]
         for reason, count in sorted(dropped.items(), key=lambda item: -item[1])
-    )
+    ]
+    header = ["reason", "rows", "% of all"]
+    reasons = Table(f"Rows dropped by stage {stage}", header, rows) if rows else None
     examples = tuple(
-        DroppedText(_what(one), str(one["text"]), str(one["like_text"]))
-        for one in metadata["examples"]
+        (_what(one), str(one["text"]), str(one["like_text"])) for one in metadata["examples"]
     )
     return CurationSet(stage, num_rows, num_rows - sum(dropped.values()), reasons, examples)
 

@@ -15,7 +15,7 @@ from typing import Any
 from redco_flow.errors import Problem
 from redco_flow.local_paths import is_file, is_folder
 from redco_flow.spec.data_files import as_list, missing_file
-from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, is_inside, written_at
+from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, written_at
 from redco_flow.spec.interpolation import find_path
 from redco_flow.spec.model import (
     ContentOf,
@@ -69,17 +69,9 @@ class StageBody:
 
     def full_path(self, path: KeyPath) -> KeyPath:
         """Return where in the pipeline a value of the Config is said."""
-        if path and path[0] in self.kind.sections and not self._is_own(path):
+        if path and path[0] in self.kind.sections and not self.own.has(path):
             return path
         return ("stages", self.name, *path)
-
-    def _is_own(self, path: KeyPath) -> bool:
-        value = self.own.values
-        for part in path:
-            if not is_inside(value, part):
-                return False
-            value = value[part]
-        return True
 
 
 def stage_kind_of(document: Document, stage: str) -> StageKind:

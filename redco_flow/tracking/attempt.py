@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
+from redco_flow.local_paths import PathIn
 from redco_flow.tracking.process_identity import ProcessRecord
 from redco_flow.tracking.typed_records import find_record, read_record_lines
 
@@ -264,55 +265,28 @@ class AttemptDirectory:
         names = (path.name for path in (self.path / _TASKS).glob("*"))
         return [self.task(shard) for shard in sorted(int(name) for name in names)]
 
-    @property
-    def call_path(self) -> Path:
-        """Path of the work order; written by the orchestrator."""
-        return self.path / "call.json"
-
-    @property
-    def job_path(self) -> Path:
-        """The job's id and how to find it again; by the orchestrator."""
-        return self.path / "job.json"
-
-    @property
-    def progress_path(self) -> Path:
-        """Path of the worker's progress; written by the worker."""
-        return self._own / "progress.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        """Training log and evaluations, one JSON object a line; by the worker."""
-        return self._own / "metrics.jsonl"
-
-    @property
-    def system_metrics_path(self) -> Path:
-        """One SystemSample a line, of a job that has run for a while; by `system_metrics.py`."""
-        return self.path / "system_metrics.jsonl"
-
-    @property
-    def profile_path(self) -> Path:
-        """The trace of some of its steps, a directory; there once it is whole; by the worker."""
-        return self.path / "profile"
-
-    @property
-    def error_path(self) -> Path:
-        """Path of the worker's error; written by the worker."""
-        return self._own / "error.json"
-
-    @property
-    def cancel_path(self) -> Path:
-        """There once redco-flow was asked to cancel the job; by the process that asked."""
-        return self.path / "cancel.json"
-
-    @property
-    def exit_path(self) -> Path:
-        """Path of the job's ending; written last by the job, or by a process that finds it gone."""
-        return self.path / "exit.json"
-
-    @property
-    def result_path(self) -> Path:
-        """The outputs' artifact ids; by the worker, last."""
-        return self._own / "result.json"
+    call_path = PathIn("call.json")
+    """Path of the work order; written by the orchestrator."""
+    job_path = PathIn("job.json")
+    """The job's id and how to find it again; by the orchestrator."""
+    progress_path = PathIn("progress.json", of="_own")
+    """Path of the worker's progress; written by the worker."""
+    metrics_path = PathIn("metrics.jsonl", of="_own")
+    """Training log and evaluations, one JSON object a line; by the worker."""
+    system_metrics_path = PathIn("system_metrics.jsonl")
+    """One SystemSample a line, of a job that has run for a while; by `system_metrics.py`."""
+    profile_path = PathIn("profile")
+    """The trace of some of its steps, a directory; there once it is whole; by the worker."""
+    error_path = PathIn("error.json", of="_own")
+    """Path of the worker's error; written by the worker."""
+    cancel_path = PathIn("cancel.json")
+    """There once redco-flow was asked to cancel the job; by the process that asked."""
+    exit_path = PathIn("exit.json")
+    """Path of the job's ending; written last by the job, or by a process that finds it gone."""
+    result_path = PathIn("result.json", of="_own")
+    """The outputs' artifact ids; by the worker, last."""
+    logs = PathIn("logs")
+    """The folder of the ranks' logs; made by the supervisor."""
 
     def rank_exit_path(self, rank: int) -> Path:
         """Path of a rank's ending, in a job of several; written by its supervisor."""
@@ -321,11 +295,6 @@ class AttemptDirectory:
     def rank_directory(self, rank: int) -> Path:
         """Directory of one rank's files."""
         return self.path / "ranks" / str(rank)
-
-    @property
-    def logs(self) -> Path:
-        """The folder of the ranks' logs; made by the supervisor."""
-        return self.path / "logs"
 
     @property
     def _own(self) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from redco_flow.errors import some_of
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.score_identity import of_evaluation
@@ -64,9 +65,9 @@ def why_not_comparable(workspace: Workspace, ours: Artifact, theirs: Artifact, k
     if one.get("data") != other.get("data"):
         return f"{pair} are of other datasets: {_rows_of(one)}, and {_rows_of(other)}."
     if decoding := list(_other_decoding(workspace, ours, theirs)):
-        return f"{pair} were decoded by other settings: {_some(decoding)}."
+        return f"{pair} were decoded by other settings: {some_of(decoding, _MOST_NAMED)}."
     if code := list(_other_code(workspace, ours, theirs)):
-        return f"{pair} were measured by other code: {_some(code)}."
+        return f"{pair} were measured by other code: {some_of(code, _MOST_NAMED)}."
     return ""
 
 
@@ -107,8 +108,3 @@ def _code_of(workspace: Workspace, evaluation: Artifact) -> Mapping[str, str]:
 
 def _result_of(workspace: Workspace, evaluation: Artifact) -> StageResult | None:
     return read_result(workspace, str(evaluation.produced_by.get("fingerprint", "")))
-
-
-def _some(things: Sequence[str]) -> str:
-    more = f" and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
-    return ", ".join(things[:_MOST_NAMED]) + more

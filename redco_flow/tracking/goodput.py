@@ -189,7 +189,7 @@ def _add_start(account: _Account, start: _Start, resumed: int | None) -> None:
     account.add(starting=account.until(start.prepared))
     step, num_timed, seconds_timed = start.first_step, 0, 0.0
     for record in start.records:
-        passed = account.until(_seconds(record["time"]))
+        passed = account.until(unix_time(record["time"]))
         parts = _scaled(record, passed)
         num_steps = max(1, int(record["step"]) - step)
         kept = num_steps if resumed is None else min(max(0, resumed - step), num_steps)
@@ -235,8 +235,8 @@ def _starts(attempt: AttemptDirectory) -> Iterator[_Start]:
         trained = [one for one in records[begin + 1 : end] if one.get("kind") == "training"]
         is_last = number == len(bounds) - 1
         yield _Start(
-            began=_seconds(first["process_started_at"]),
-            prepared=_seconds(first["time"]),
+            began=unix_time(first["process_started_at"]),
+            prepared=unix_time(first["time"]),
             first_step=int(first["start_step"]),
             records=trained,
             ended=_ended(attempt) if is_last else None,
@@ -251,14 +251,15 @@ def _is_saved(attempt: AttemptDirectory) -> bool:
 
 def _ended(attempt: AttemptDirectory) -> float | None:
     record = attempt.read_exit()
-    return None if record is None or record.ended_at is None else _seconds(record.ended_at)
+    return None if record is None or record.ended_at is None else unix_time(record.ended_at)
 
 
 def read_submissions(run: RunDirectory, stage: str) -> dict[int, float]:
     """Return when each attempt's job was submitted, as the journal says."""
     events = (one for one in read_journal(run.journal_path) if one["event"] == "job_submitting")
-    return {one["attempt"]: _seconds(one["time"]) for one in events if one.get("stage") == stage}
+    return {one["attempt"]: unix_time(one["time"]) for one in events if one.get("stage") == stage}
 
 
-def _seconds(time: str) -> float:
+def unix_time(time: str) -> float:
+    """Return an ISO time of a record in seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()

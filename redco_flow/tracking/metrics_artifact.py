@@ -6,13 +6,14 @@ digests of what it was measured on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import ArtifactError
-from redco_flow.records import read_json, read_json_lines
+from redco_flow.records import read_json, read_json_lines, write_json, write_json_lines
 
 PREDICTIONS_FILE = "predictions.jsonl"
 
@@ -101,6 +102,20 @@ class MetricsSummary:
     def to_json(self) -> dict[str, Any]:
         """Return the record; what was not asked for is left out."""
         return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def write_metrics(
+    folder: Path, summary: MetricsSummary, lines: Iterable[Mapping[str, Any]]
+) -> None:
+    """Write an artifact's files; what an earlier attempt has left there goes.
+
+    Args:
+        lines: as of `read_metrics`.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json_lines(folder / LINES_FILE, lines)
+    write_json(folder / SUMMARY_FILE, summary.to_json())
 
 
 def read_metrics(folder: Path) -> tuple[MetricsSummary, list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from unicodedata import category
 from redco_flow.errors import UsageError
 from redco_flow.records import write_json
 from redco_flow.tracking.locks import exclusive
-from redco_flow.tracking.process_identity import Clock, utc_now
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record
 from redco_flow.tracking.workspace import user_name
@@ -59,7 +59,6 @@ def write_notes(
     labels: Sequence[str],
     *,
     expected_edited_at: str | None = None,
-    clock: Clock = utc_now,
 ) -> RunNotes:
     """Replace a run's note and labels; return the new record.
 
@@ -94,6 +93,6 @@ def write_notes(
         if expected_edited_at not in (None, present.edited_at):
             raise NotesChanged(present)
         held.check()
-        made = RunNotes(note, shown, clock(), user_name())
+        made = RunNotes(note, shown, utc_now(), user_name())
         write_json(run.path / RECORD, asdict(made))
     return made

@@ -17,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, cast
 
-from redco_flow.errors import DamagedRecord, UsageError
+from redco_flow.errors import DamagedRecord, UsageError, some_of
+from redco_flow.local_paths import PathIn
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
 from redco_flow.tracking.process_identity import Clock, utc_now
@@ -213,60 +214,28 @@ class RunDirectory:
         """
         return int(self.record["sequence"])
 
-    @property
-    def resolved_path(self) -> Path:
-        """Path of the complete configuration, defaults included."""
-        return self.path / "resolved.yaml"
-
-    @property
-    def origins_path(self) -> Path:
-        """Path of the origin of each leaf of resolved.yaml."""
-        return self.path / "origins.json"
-
-    @property
-    def plan_path(self) -> Path:
-        """Each stage's fingerprint, action and reason."""
-        return self.path / "plan.json"
-
-    @property
-    def fits_path(self) -> Path:
-        """Path of the predictions of `plan --fit` for the trainings, where there are any."""
-        return self.path / "fits.json"
-
-    @property
-    def patch_path(self) -> Path:
-        """The code's difference from its commit, where there is one."""
-        return self.path / "code.patch"
-
-    @property
-    def lease_path(self) -> Path:
-        """Path of the lease of the process that drives the run."""
-        return self.path / "lease.json"
-
-    @property
-    def journal_path(self) -> Path:
-        """Path of the journal of events."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def state_path(self) -> Path:
-        """Path of the run's state."""
-        return self.path / "state.json"
-
-    @property
-    def cancel_path(self) -> Path:
-        """A request to stop."""
-        return self.path / "cancel.json"
-
-    @property
-    def log_path(self) -> Path:
-        """The orchestrator's output."""
-        return self.path / "orchestrator.log"
-
-    @property
-    def report_path(self) -> Path:
-        """The run's static page."""
-        return self.path / "report.html"
+    resolved_path = PathIn("resolved.yaml")
+    """Path of the complete configuration, defaults included."""
+    origins_path = PathIn("origins.json")
+    """Path of the origin of each leaf of resolved.yaml."""
+    plan_path = PathIn("plan.json")
+    """Each stage's fingerprint, action and reason."""
+    fits_path = PathIn("fits.json")
+    """Path of the predictions of `plan --fit` for the trainings, where there are any."""
+    patch_path = PathIn("code.patch")
+    """The code's difference from its commit, where there is one."""
+    lease_path = PathIn("lease.json")
+    """Path of the lease of the process that drives the run."""
+    journal_path = PathIn("journal.jsonl")
+    """Path of the journal of events."""
+    state_path = PathIn("state.json")
+    """Path of the run's state."""
+    cancel_path = PathIn("cancel.json")
+    """A request to stop."""
+    log_path = PathIn("orchestrator.log")
+    """The orchestrator's output."""
+    report_path = PathIn("report.html")
+    """The run's static page."""
 
     def read_state(self) -> dict[str, Any]:
         """Return state.json; a run without one is pending.
@@ -336,9 +305,9 @@ class RunDirectory:
         attempt.logs.mkdir()
         return attempt
 
-    def request_cancel(self, reason: str = "", *, clock: Clock = utc_now) -> None:
+    def request_cancel(self, reason: str = "") -> None:
         """Ask the run's orchestrator to stop it; any process may, more than once."""
-        record = {"time": clock(), "by": f"{user_name()}@{os.uname().nodename}"}
+        record = {"time": utc_now(), "by": f"{user_name()}@{os.uname().nodename}"}
         write_json(self.cancel_path, {**record, "reason": reason})
 
     def cancel_requested(self) -> bool:
@@ -402,7 +371,8 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
     if text and len(fitting) == 1:
         return RunDirectory(workspace.runs / fitting[0])
     if text and fitting:
-        raise UsageError(f"{text!r} fits {len(fitting)} runs: {_some(fitting)}. Add letters.")
+        listed = some_of(fitting, _MAX_CANDIDATES)
+        raise UsageError(f"{text!r} fits {len(fitting)} runs: {listed}. Add letters.")
     raise UsageError(f"no run {text!r} in {workspace.root}; there are last, {_nearest(text, ids)}")
 
 
@@ -466,12 +436,8 @@ def _pending_state() -> dict[str, Any]:
     return {"state": State.PENDING, "exit_code": None, "message": "", "stages": {}}
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_CANDIDATES
-    return ", ".join(names[:_MAX_CANDIDATES]) + (f" and {more} more" if more > 0 else "")
-
-
 def _nearest(text: str, ids: Sequence[str]) -> str:
     import difflib
 
-    return _some(difflib.get_close_matches(text, ids, n=3, cutoff=0.3) or ids)
+    near = difflib.get_close_matches(text, ids, n=3, cutoff=0.3)
+    return some_of(near or ids, _MAX_CANDIDATES)

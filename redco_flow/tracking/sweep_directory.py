@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, TypeVar, cast
 
 from redco_flow.errors import UsageError
+from redco_flow.local_paths import PathIn
 from redco_flow.records import append_json_line, write_json
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import utc_now
@@ -287,20 +288,12 @@ class SweepDirectory:
         """The points' runs, in the order of the grid."""
         return [self.run_of(point) for point in self.points]
 
-    @property
-    def log_path(self) -> Path:
-        """Path of the log of the process that starts the runs."""
-        return self.path / "launcher.log"
-
-    @property
-    def report_path(self) -> Path:
-        """The sweep's page."""
-        return self.path / "report.html"
-
-    @property
-    def cancel_path(self) -> Path:
-        """There once the sweep was asked to stop."""
-        return self.path / "cancel.json"
+    log_path = PathIn("launcher.log")
+    """Path of the log of the process that starts the runs."""
+    report_path = PathIn("report.html")
+    """The sweep's page."""
+    cancel_path = PathIn("cancel.json")
+    """There once the sweep was asked to stop."""
 
     def read_decisions(self) -> list[RungDecision]:
         """Return the decisions on early stopping, in their order; none where there are none.
@@ -318,21 +311,10 @@ class SweepDirectory:
         """
         _append(self._decisions_path, decision)
 
-    @property
-    def _sampled_path(self) -> Path:
-        return self.path / "points.jsonl"
-
-    @property
-    def _problem_path(self) -> Path:
-        return self.path / "problem.json"
-
-    @property
-    def _decisions_path(self) -> Path:
-        return self.path / "early_stopping.jsonl"
-
-    @property
-    def _record_path(self) -> Path:
-        return self.path / "sweep.json"
+    _sampled_path = PathIn("points.jsonl")
+    _problem_path = PathIn("problem.json")
+    _decisions_path = PathIn("early_stopping.jsonl")
+    _record_path = PathIn("sweep.json")
 
 
 def _read_lines(path: Path, record_type: type[_LineT]) -> list[_LineT]:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from redco_flow.errors import UsageError, WorkspaceError
-from redco_flow.local_paths import expanded
+from redco_flow.errors import UsageError, WorkspaceError, some_of
+from redco_flow.local_paths import PathIn, expanded
 from redco_flow.records import explain_no_space, open_no_link, who_may_write
 from redco_flow.tracking.lock_mechanism import establish
 from redco_flow.tracking.locks import exclusive
@@ -71,58 +71,35 @@ class Workspace:
                 f"workspace {root} cannot be written: {error.strerror} ({path}). {why}{_ADVICE}"
             ) from error
         if closed:
-            listed = ", ".join(str(path) for path in closed[:_MAX_PLACES])
-            more = f" and {len(closed) - _MAX_PLACES} more" if len(closed) > _MAX_PLACES else ""
             raise WorkspaceError(
-                f"workspace {root} cannot be written: Permission denied ({listed}{more}). "
+                f"workspace {root} cannot be written: Permission denied "
+                f"({some_of(closed, _MAX_PLACES)}). "
                 f"{who_may_write(closed[0])}. {_ADVICE}"
             )
         return cls(root)
 
-    @property
-    def artifacts(self) -> Path:
-        """Published artifacts, `<kind>/<id16>/`."""
-        return self.root / "artifacts"
+    artifacts = PathIn("artifacts", of="root")
+    """Published artifacts, `<kind>/<id16>/`."""
 
     @property
     def artifacts_lock(self) -> Path:
         """Lock under which artifacts get their names, are taken for reuse, and are deleted."""
         return self.artifacts / ".lock"
 
-    @property
-    def results(self) -> Path:
-        """Published stage results, `<fingerprint>.json`."""
-        return self.root / "results"
-
-    @property
-    def aliases(self) -> Path:
-        """Directory of aliases, `<model>/<alias>.json`; created on first use."""
-        return self.root / "aliases"
-
-    @property
-    def schedules(self) -> Path:
-        """Directory of schedules and their firings, `<name>/`; created on first use."""
-        return self.root / "schedules"
-
-    @property
-    def predict(self) -> Path:
-        """Pipelines and rows of `redco-flow predict`, `<digest16>/`; created on first use."""
-        return self.root / "predict"
-
-    @property
-    def work(self) -> Path:
-        """Stages' working directories, `<fingerprint16>/`."""
-        return self.root / "work"
-
-    @property
-    def cache(self) -> Path:
-        """Directory of files that may be deleted at any time."""
-        return self.root / "cache"
-
-    @property
-    def runs(self) -> Path:
-        """Run directories, `<name>-<shortid>/`."""
-        return self.root / "runs"
+    results = PathIn("results", of="root")
+    """Published stage results, `<fingerprint>.json`."""
+    aliases = PathIn("aliases", of="root")
+    """Directory of aliases, `<model>/<alias>.json`; created on first use."""
+    schedules = PathIn("schedules", of="root")
+    """Directory of schedules and their firings, `<name>/`; created on first use."""
+    predict = PathIn("predict", of="root")
+    """Pipelines and rows of `redco-flow predict`, `<digest16>/`; created on first use."""
+    work = PathIn("work", of="root")
+    """Stages' working directories, `<fingerprint16>/`."""
+    cache = PathIn("cache", of="root")
+    """Directory of files that may be deleted at any time."""
+    runs = PathIn("runs", of="root")
+    """Run directories, `<name>-<shortid>/`."""
 
     def work_directory(self, fingerprint: str) -> Path:
         """Return a stage's working directory, kept over attempts and runs; not made here."""

@@ -22,7 +22,7 @@ def test_the_page_shows_what_was_left_out_and_why(builder, read_report):
     assert "1,800 of 2,000 training rows are kept" in text
     assert "near-duplicate: a.jsonl:3, 88% of the shingles of a.jsonl:1" in text
     assert "under 4 words: a.jsonl:7" in text
-    assert page.html.index("<td>near-duplicate</td>") < page.html.index("<td>under 4 words</td>")
+    assert page.html.index(">near-duplicate</th>") < page.html.index(">under 4 words</th>")
     assert "So &lt;b&gt; it." in page.html
     assert "9.5" in text
 

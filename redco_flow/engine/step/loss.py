@@ -33,7 +33,6 @@ def cross_entropy(
     logits: jax.Array,
     labels: jax.Array,
     *,
-    ignored_label: int = IGNORED_LABEL,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> PerExample:
@@ -42,13 +41,13 @@ def cross_entropy(
     Args:
         logits: (B, ..., V) of any float dtype; may be sharded along V, which costs an exchange
             of one number per label, never of the logits.
-        labels: (B, ...) class ids; `ignored_label` and every other negative id counts nothing.
+        labels: (B, ...) class ids; IGNORED_LABEL and every other negative id counts nothing.
         label_smoothing: share of the probability that is spread evenly over all classes.
         z_loss: coefficient of log(Z)^2, added to each label's loss, where Z is the sum of the
             exponentiated logits (PaLM, arXiv 2204.02311, section 5): it keeps log(Z) near 0.
     """
     labels = jnp.asarray(labels)
-    counted = ((labels != ignored_label) & (labels >= 0)).astype(jnp.float32)
+    counted = ((labels != IGNORED_LABEL) & (labels >= 0)).astype(jnp.float32)
     losses = label_losses(label_smoothing, z_loss, logits, labels) * counted
     trailing = tuple(range(1, labels.ndim))
     return jnp.sum(losses, axis=trailing), jnp.sum(counted, axis=trailing)

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import ArtifactError
+from redco_flow.errors import ArtifactError, some_of
 from redco_flow.launch.hosts.code_snapshot import CodeSnapshot, bootstrap_program
 from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.launch.hosts.file_sets import FileSet, put_in_place, wanted
@@ -112,7 +112,8 @@ class HostConnection:
             await self._ship_code()
         elif found["changed"]:
             raise HostRefused(
-                f"the code on {self.label} is not what was shipped: {_some(found['changed'])} in "
+                f"the code on {self.label} is not what was shipped: "
+                f"{some_of(found['changed'], 3)} in "
                 f"{self._code} (SHA-256 differs). Nothing ran. Delete that folder there once no "
                 f"job uses it, and it is uploaded again; code with any change gets its own folder."
             )
@@ -224,7 +225,7 @@ class HostConnection:
         answer = self._answer(said)
         if answer["changed"]:
             raise HostRefused(
-                f"the code arrived on {self.label} damaged: {_some(answer['changed'])}."
+                f"the code arrived on {self.label} damaged: {some_of(answer['changed'], 3)}."
             )
 
     def _answer(self, said: bytes) -> dict[str, Any]:
@@ -238,11 +239,6 @@ class HostConnection:
         if "problem" in answer:
             raise HostRefused(f"{self.label}: {answer['problem']}")
         return answer
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {more} more files" if more > 0 else "")
 
 
 async def is_shared(workspace: Workspace, connections: Sequence[HostConnection]) -> bool:

@@ -22,8 +22,9 @@ from redco_flow.launch.hosts.config import Config
 from redco_flow.launch.hosts.connection import HostConnection
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
 from redco_flow.launch.hosts.follow import is_mirrored, write_record
-from redco_flow.launch.hosts.inventory import Inventory, file_digest, what_is_missing
+from redco_flow.launch.hosts.inventory import Inventory, what_is_missing
 from redco_flow.launch.hosts.ssh import HostRefused
+from redco_flow.records import readable_digest
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
@@ -151,7 +152,7 @@ async def bring_home(connection: HostConnection, left: LeftAttempt) -> None:
             write_record(left.attempt.path, name, value)
     for name, digest in left.found["digests"].items():
         here = left.attempt.path / name
-        if is_mirrored(name) and not name.endswith(".json") and file_digest(here) != digest:
+        if is_mirrored(name) and not name.endswith(".json") and readable_digest(here) != digest:
             here.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(HostRefused):  # a file that cannot be read there stops no job
                 await connection.pull_rest((left.there / name).as_posix(), here)

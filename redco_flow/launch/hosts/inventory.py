@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from redco_flow.launch.hosts.file_sets import committed_steps
 from redco_flow.launch.hosts.follow import is_mirrored
-from redco_flow.records import digest_file, read_json
+from redco_flow.records import read_json, readable_digest
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import find_result, read_result
 from redco_flow.tracking.workspace import Workspace
@@ -45,7 +45,7 @@ def take_inventory(workspace: Workspace, attempt: AttemptDirectory, fingerprint:
             continue
         record = _record(path) if name.endswith(".json") and is_mirrored(name) else None
         if record is None:
-            digests[name] = file_digest(path)
+            digests[name] = readable_digest(path)
         else:
             records[name] = record
     return {
@@ -63,7 +63,7 @@ def what_is_missing(
     records, digests = found["records"].items(), found["digests"].items()
     differing = [name for name, value in records if _record(attempt.path / name) != value]
     differing += [
-        name for name, one in digests if not one or file_digest(attempt.path / name) != one
+        name for name, one in digests if not one or readable_digest(attempt.path / name) != one
     ]
     if differing:
         return f"its {differing[0]} is not in the launcher's workspace"
@@ -75,14 +75,6 @@ def what_is_missing(
     if only_there := [step for step in found["steps"] if step not in steps]:
         return f"its checkpoint {only_there[-1]} is not in the launcher's workspace"
     return ""
-
-
-def file_digest(path: Path) -> str:
-    """Return a file's BLAKE3; "" where it cannot be read."""
-    try:
-        return digest_file(path)
-    except OSError:
-        return ""
 
 
 def _record(path: Path) -> Any | None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
-from redco_flow.errors import StageFailed, UsageError
+from redco_flow.errors import UsageError
 from redco_flow.launch.executor import CallExecutor, common_settings
 from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.job import (
     CallJob,
     JobStatus,
-    read_log_end,
     status_from_files,
     status_without_supervisor,
 )
@@ -33,15 +32,9 @@ from redco_flow.tracking.process_identity import ProcessIdentity
 class LocalJob(CallJob):
     """A job of this machine, found by its supervisor."""
 
-    def __init__(
-        self,
-        folder: Path | str,
-        job_id: str,
-        tasks: Sequence[int] = (0,),
-        record: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(folder, job_id, tasks, record)
-        self._supervisor = ProcessIdentity.from_json(self._record.get("supervisor", {}))
+    @cached_property
+    def _supervisor(self) -> ProcessIdentity:
+        return ProcessIdentity.from_json(self._record.get("supervisor", {}))
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what the process table says."""
@@ -75,10 +68,6 @@ class LocalJob(CallJob):
     def records_may_be_late(self) -> bool:
         """Whether it runs on another host than this one."""
         return self._supervisor.host != os.uname().nodename
-
-    def record(self) -> dict[str, Any]:
-        """Return the content of job.json."""
-        return dict(self._record)
 
     def _why_lost(self) -> str:
         return (
@@ -121,14 +110,8 @@ class LocalExecutor(CallExecutor):
     def _submit(self, attempt: AttemptDirectory) -> LocalJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         attempt.logs.mkdir(exist_ok=True)
-        log = attempt.log_path(0)
-        is_ready = self._start_detached(self.supervisor_command(attempt), attempt, log)
-        record = attempt.read_job()
-        if not is_ready or record is None:
-            raise StageFailed(
-                f"the supervisor of {attempt.path} did not start; {log} says:\n"
-                f"{read_log_end(log, 4096)}"
-            )
+        command, log = self.supervisor_command(attempt), attempt.log_path(0)
+        record = self._start_detached("the supervisor", command, attempt, log)
         return LocalJob(attempt.path, record["job_id"], record=record)
 
 

@@ -227,10 +227,6 @@ class SlurmJob(CallJob):
             self._doze(1.0)
         return self.job_id
 
-    def record(self) -> dict[str, Any]:
-        """Return the content of job.json."""
-        return dict(self._record)
-
     @property
     def _queue(self) -> SlurmQueue:
         return shared_queue(self._cluster)

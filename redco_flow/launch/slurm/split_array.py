@@ -147,10 +147,6 @@ class SplitArray(CallJob):
         if check:
             self.wait()
 
-    def record(self) -> dict[str, Any]:
-        """Return the content of job.json."""
-        return dict(self._record)
-
     def _cancel_newest(self) -> None:
         """Cancel an array that was being submitted when another process cancelled the others."""
         for array in self.arrays:

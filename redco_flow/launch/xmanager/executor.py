@@ -12,14 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import StageFailed, UsageError
+from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.executor import (
-    CallExecutor,
-    common_settings,
-)
+from redco_flow.launch.executor import CallExecutor, common_settings
 from redco_flow.launch.host_facts import Finding, installed_versions, output_of_python
-from redco_flow.launch.job import read_log_end
 from redco_flow.launch.xmanager.config import INSTALL, Config, require_xmanager
 from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, WorkUnit, XManagerJob, render
 from redco_flow.spec.profile import Profile
@@ -101,12 +97,7 @@ class XManagerExecutor(CallExecutor):
         attempt = AttemptDirectory(attempt.path.absolute())
         attempt.logs.mkdir(exist_ok=True)
         log = attempt.path / EXPERIMENT_LOG
-        is_ready = self._start_detached(self._command(attempt), attempt, log)
-        record = attempt.read_job()
-        if not is_ready or record is None:
-            raise StageFailed(
-                f"XManager did not start {attempt.path}; {log} says:\n{read_log_end(log, 4096)}"
-            )
+        record = self._start_detached("XManager", self._command(attempt), attempt, log)
         return XManagerJob(attempt.path, record["job_id"], record=record)
 
     def _command(self, attempt: AttemptDirectory) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
@@ -68,15 +68,9 @@ _SECONDS_BETWEEN_KILLS = 0.02
 class XManagerJob(CallJob):
     """A work unit of this machine, found by the process that had XManager start it."""
 
-    def __init__(
-        self,
-        folder: Path | str,
-        job_id: str,
-        tasks: Sequence[int] = (0,),
-        record: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(folder, job_id, tasks, record)
-        self._launcher = ProcessIdentity.from_json(self._record.get("launcher", {}))
+    @cached_property
+    def _launcher(self) -> ProcessIdentity:
+        return ProcessIdentity.from_json(self._record.get("launcher", {}))
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what the process table says.
@@ -122,10 +116,6 @@ class XManagerJob(CallJob):
     def records_may_be_late(self) -> bool:
         """Whether it runs on another host than this one."""
         return self._launcher.host != os.uname().nodename
-
-    def record(self) -> dict[str, Any]:
-        """Return the content of job.json."""
-        return dict(self._record)
 
     @property
     def _num_processes(self) -> int:

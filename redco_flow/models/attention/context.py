@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from redco_flow.engine.sharding.mesh import is_mapped
+
 # More of them at once costs memory, fewer cost speed.
 CHUNK_LENGTH = 1024
 
@@ -83,15 +85,7 @@ def can_balance(length: int, num_shards: int) -> bool:
 
 def mapped_axes() -> frozenset[str]:
     """Return those of the mesh that is being traced for; none without a mesh."""
-    return frozenset(filter(_is_mapped, jax.sharding.get_abstract_mesh().axis_names))
-
-
-def _is_mapped(axis: str) -> bool:
-    try:
-        jax.lax.axis_size(axis)
-    except NameError:
-        return False
-    return True
+    return frozenset(filter(is_mapped, jax.sharding.get_abstract_mesh().axis_names))
 
 
 CONTEXT_AXIS = "context"

@@ -23,7 +23,7 @@ from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
 from redco_flow.launch.redaction import redact_text
 from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.checkpoints.model_card import Base, CardFacts, model_card
-from redco_flow.records import digest_file, read_json, sync, write_json, write_text
+from redco_flow.records import digest_file, read_json, readable_digest, sync, write_json, write_text
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.aliases import is_alias
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
@@ -224,19 +224,12 @@ def _is_there(folder: Path, asked: Mapping[str, Any]) -> bool:
         is_same = False
     if not is_same:
         raise UsageError(f"{folder} is not empty, and not this export. {remedy}")
-    changed = [name for name, digest in files.items() if _digest(folder / name) != digest]
+    changed = [name for name, digest in files.items() if readable_digest(folder / name) != digest]
     if changed:
         raise UsageError(
             f"{folder} holds this export, but {', '.join(changed)} changed since. {remedy}"
         )
     return True
-
-
-def _digest(path: Path) -> str:
-    try:
-        return digest_file(path)
-    except OSError:
-        return ""
 
 
 def _refuse_damage(workspace: Workspace, checkpoint: Artifact) -> None:
@@ -290,7 +283,7 @@ def _base_folder(lineage: LineageNode) -> str | None:
         (folder / Path(one.name).name, one.id) for one in lineage.parents if one.type == "data"
     ]
     is_small = sum(path.stat().st_size for path, _ in files if path.is_file()) < _MAX_BASE_BYTES
-    is_there = bool(files) and is_small and all(_digest(path) == id_ for path, id_ in files)
+    is_there = bool(files) and is_small and all(readable_digest(path) == id_ for path, id_ in files)
     return str(folder.absolute()) if is_there else None
 
 

@@ -99,9 +99,9 @@ def _explain(attempt: AttemptDirectory, missing: Path, waited: float) -> str:
 class LogTail:
     """One log file, followed from its beginning."""
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        self._path = path
-        self._offset = offset
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
         self._rest = b""
 
     def new_lines(self) -> list[str]:
@@ -128,13 +128,13 @@ class LogTail:
         if len(shown) <= _MAX_LINES_PER_READ:
             return shown
         left_out = len(shown) - _MAX_LINES_PER_READ
-        note = f"[{left_out} lines are not shown here; all of them are in {self._path}]"
+        note = f"[{left_out} lines are not shown here; all of them are in {self.path}]"
         return [note, *shown[-_MAX_LINES_PER_READ:]]
 
     def _read(self) -> bytes:
         """At most a bounded piece; a log that grows faster is skipped forward, never piled up."""
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 if size - self._offset > 4 * _MAX_BYTES_PER_READ:
                     self._offset, self._rest = size - _MAX_BYTES_PER_READ, b""

@@ -23,6 +23,7 @@ from redco_flow import __version__
 from redco_flow.errors import DoesNotFit, RedcoFlowError, UsageError
 from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.disk_reserve import refuse_full_disk
+from redco_flow.launch.hosts.file_sets import committed_steps
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.ingredients import CodeState, digested_directories
 from redco_flow.orchestrate.run.launcher import (
@@ -400,7 +401,7 @@ def refuse_to_start_over(run: RunDirectory) -> None:
             raise UsageError(
                 f"run {run.id} was started with {_version(run)}; this is {__version__}, whose code "
                 f"would train stage '{stage}' from its beginning. Nothing was changed: its "
-                f"checkpoint of step {max(steps)} is kept. To continue, install the version "
+                f"checkpoint of step {steps[-1]} is kept. To continue, install the version "
                 f"that wrote it and `redco-flow resume {run.id}`; to start over with this one: "
                 f"`{shlex.join(['redco-flow', *run.record['argv'][1:]])}`."
             )
@@ -431,9 +432,8 @@ def _committed_steps(call: Call) -> list[int]:
         fingerprint = with_inputs(call).fingerprint
     except UpstreamMissing:
         return []  # of a run ahead whose inputs were never made
-    work_directory = Workspace(Path(call.workspace)).work_directory(fingerprint)
-    commits = work_directory.glob("checkpoints/*/commit.json")
-    return [int(path.parent.name) for path in commits if path.parent.name.isdigit()]
+    workspace = Workspace(Path(call.workspace))
+    return committed_steps(workspace, workspace.work_directory(fingerprint).name)
 
 
 def _version(run: RunDirectory) -> str:

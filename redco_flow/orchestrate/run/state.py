@@ -20,7 +20,7 @@ from redco_flow.records import write_json
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.locks import Lease, acquire
-from redco_flow.tracking.process_identity import Clock, utc_now
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.typed_records import check_shape, read_record
@@ -34,13 +34,12 @@ _BEGUN_STATES = (State.WAITING, State.RUNNING)
 class StateStore:
     """A run's state, in memory and in its files."""
 
-    def __init__(self, run: RunDirectory, *, clock: Clock = utc_now) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._clock = clock
         self._mutex = threading.Lock()
         self._has_left = False
         self._state: dict[str, Any] = run.read_state()
-        self.journal = Journal(run.journal_path, clock=clock)
+        self.journal = Journal(run.journal_path)
 
     def open_run(
         self, stages: Mapping[str, str], begin: Collection[str], *, judges_ended: bool = False
@@ -65,7 +64,7 @@ class StateStore:
                 "state": State.RUNNING,
                 "exit_code": None,
                 "message": "",
-                "started_at": self._state.get("started_at") or self._clock(),
+                "started_at": self._state.get("started_at") or utc_now(),
                 "ended_at": None,
                 "prefect_url": None,
                 "stages": entries,
@@ -77,7 +76,7 @@ class StateStore:
         message = _without_secrets(message)
         with self._mutex:
             self._state |= {"state": state, "exit_code": exit_code, "message": message}
-            self._state["ended_at"] = self._clock()
+            self._state["ended_at"] = utc_now()
             self._write("run_ended", {"state": state, "exit_code": exit_code, "message": message})
 
     def set_stage(

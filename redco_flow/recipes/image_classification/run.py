@@ -16,7 +16,7 @@ import optax
 
 from redco_flow.models.hub.pretrained import load_pretrained
 from redco_flow.recipes.image_classification.config import Settings, collate_fn
-from redco_flow.recipes.parts.images import augment
+from redco_flow.recipes.parts.images import augment, check_images
 from redco_flow.recipes.parts.model import ChosenModel, choose_sized_model, with_changes
 from redco_flow.recipes.recipe import Recipe
 
@@ -71,12 +71,7 @@ def _sizes(settings: Settings) -> dict[str, int]:
 def _fitted(chosen: ChosenModel, settings: Settings) -> Any:
     """Return the config with a classifier of the data's classes."""
     config = chosen.config
-    for name in ("image_size", "num_channels"):
-        if getattr(config, name) != getattr(settings, name):
-            raise ValueError(
-                f"the model's {name} is {getattr(config, name)}, and settings.{name} is "
-                f"{getattr(settings, name)}: give settings.{name} the model's."
-            )
+    check_images(config, settings)
     changes: dict[str, Any] = {"num_labels": len(settings.classes)}
     if hasattr(config, "has_classifier"):
         changes |= {"has_classifier": True, "has_pooler": False}

@@ -18,7 +18,7 @@ import numpy as np
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import PerExample
 from redco_flow.recipes.image_to_text.config import Settings, collate_fn
-from redco_flow.recipes.parts.images import augment
+from redco_flow.recipes.parts.images import augment, check_images
 from redco_flow.recipes.parts.model import (
     check_vocabulary,
     choose_sized_model,
@@ -41,7 +41,7 @@ def build_captioner(
     module, config = chosen.module, chosen.config
     check_vocabulary(chosen, tokenizer)
     check_special_tokens(config, tokenizer)
-    _check_images(config.encoder, settings)
+    check_images(config.encoder, settings)
 
     def make_captions(generation: Generation) -> Any:
         asked = replace(generation, max_length=generation.max_length or settings.max_length)
@@ -100,15 +100,6 @@ def _sizes(tokenizer: TextTokenizer, settings: Settings) -> dict[str, Any]:
         "decoder_start_token_id": tokenizer.pad_id,
         **special_tokens,
     }
-
-
-def _check_images(encoder: Any, settings: Settings) -> None:
-    for name in ("image_size", "num_channels"):
-        if getattr(encoder, name) != getattr(settings, name):
-            raise ValueError(
-                f"the model's {name} is {getattr(encoder, name)}, and settings.{name} is "
-                f"{getattr(settings, name)}: give settings.{name} the model's."
-            )
 
 
 def _source(config: Any, images: jax.Array) -> dict[str, jax.Array]:

@@ -26,9 +26,11 @@ from redco_flow.recipes.parts.model import (
     Row,
     checked_ids,
     choose_model,
+    decoder_tokens,
     end_ids,
     make_pred_fn,
     padded,
+    rounded_up,
     with_changes,
 )
 from redco_flow.recipes.recipe import (
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths
 
 
-_WIDTH_MULTIPLE = 8
 _SCORED_AT_ONCE = 64  # positions whose logits are in memory
 _DEFAULT_MAX_LENGTH = 2048  # where a model's config says none, as of lm-eval's own models
 
@@ -81,12 +82,12 @@ class Rows:
     def width(self) -> int:
         """T of the longest row, with room for what begins one without a prompt."""
         before = 0 if self.is_whole else self.source_length + len(self.start)
-        return _rounded_up(before + self.target_length - 1)
+        return rounded_up(before + self.target_length - 1)
 
     @property
     def prompt_width(self) -> int:
         """P of the longest prompt."""
-        return _rounded_up(self.source_length + len(self.start))
+        return rounded_up(self.source_length + len(self.start))
 
     def prompt(self, example: Example) -> Row:
         """The tokens before an example's target; at least one."""
@@ -157,11 +158,7 @@ def build_decoder_only(
     Args:
         is_whole: whether targets hold their prompts, with every special token (`recipes.chat`).
     """
-    special_tokens = {
-        "bos_token_id": tokenizer.eos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "pad_token_id": tokenizer.pad_id,
-    }
+    special_tokens = decoder_tokens(tokenizer)
     chosen = choose_model(
         model, tokenizer, recipe="language_modeling", special_tokens=special_tokens
     )
@@ -332,10 +329,6 @@ def sum_balance(config: Any, router_logits: jax.Array, batch: Mapping[str, jax.A
         router_logits, config.num_experts_per_tok, is_token, batch.get(SEGMENT_IDS)
     )
     return jnp.sum(losses * is_target, axis=1)
-
-
-def _rounded_up(length: int) -> int:
-    return -(-length // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
 
 
 def _check_fits(examples: Sequence[Example], rows: Sequence[Row], width: int, what: str) -> None:

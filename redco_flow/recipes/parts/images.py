@@ -68,6 +68,16 @@ class ImageSettings(StrictModel):
         return self
 
 
+def check_images(config: Any, settings: ImageSettings) -> None:
+    """Raise ValueError if a model's config is for other images than the settings."""
+    for name in ("image_size", "num_channels"):
+        if getattr(config, name) != getattr(settings, name):
+            raise ValueError(
+                f"the model's {name} is {getattr(config, name)}, and settings.{name} is "
+                f"{getattr(settings, name)}: give settings.{name} the model's."
+            )
+
+
 def collate_images(values: Sequence[Any], settings: ImageSettings) -> Pixels:
     """Return images as (B, X, X, C), normalised.
 

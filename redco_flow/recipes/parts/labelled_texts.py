@@ -26,7 +26,9 @@ from redco_flow.recipes.parts.model import (
     Row,
     checked_ids,
     choose_model,
+    decoder_tokens,
     padded,
+    rounded_up,
     with_changes,
 )
 from redco_flow.recipes.recipe import (
@@ -43,8 +45,6 @@ from redco_flow.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths
-
-_WIDTH_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Rows:
     @property
     def width(self) -> int:
         """T of the longest row."""
-        return -(-(self.source_length + self.target_length) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        return rounded_up(self.source_length + self.target_length)
 
     def collate(self, examples: Sequence[Example], width: int) -> Batch:
         """Return input_ids, attention_mask and, of encoders that tell texts apart, token_type_ids.
@@ -142,11 +142,7 @@ def build_labelled_texts(
     target_length: int,
 ) -> Recipe:
     """Make the recipe; see `recipes.classification.build`."""
-    special_tokens = {
-        "bos_token_id": tokenizer.eos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "pad_token_id": tokenizer.pad_id,
-    }
+    special_tokens = decoder_tokens(tokenizer)
     chosen = choose_model(model, tokenizer, recipe="classification", special_tokens=special_tokens)
     chosen = _padded_apart(chosen, tokenizer)
     _check_order(chosen, task)

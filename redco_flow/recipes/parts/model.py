@@ -38,7 +38,7 @@ from redco_flow.recipes.find import family_problem, find_recipe
 from redco_flow.recipes.recipe import Example, Generation
 from redco_flow.text.tokenizer import TextTokenizer
 
-_VOCAB_MULTIPLE = 8
+_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,21 @@ def choose_sized_model(
     return ChosenModel(family, module, config, directory if is_loaded else None)
 
 
+def decoder_tokens(tokenizer: TextTokenizer) -> dict[str, int]:
+    """Return the special tokens of a decoder-only model that starts with nothing."""
+    return {
+        "bos_token_id": tokenizer.eos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+
+
 def sized_for(tokenizer: TextTokenizer) -> dict[str, int]:
     """Return the size of a vocabulary that a model which starts with nothing has.
 
     A multiple of 8 lets up to 8 model shards split the table evenly.
     """
-    return {"vocab_size": -(-tokenizer.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE}
+    return {"vocab_size": rounded_up(tokenizer.vocab_size)}
 
 
 def with_changes(model: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +234,11 @@ def make_pred_fn(
 
 
 Row = NDArray[np.int32]
+
+
+def rounded_up(size: int) -> int:
+    """Return the next multiple of 8: of a vocabulary, or the width of a batch's rows."""
+    return -(-size // _MULTIPLE) * _MULTIPLE
 
 
 def checked_ids(example: Example, key: str, length: int, vocab_size: int) -> Row:

@@ -19,7 +19,13 @@ import numpy as np
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import Measured
 from redco_flow.recipes.language_modeling.run import Rows, build_decoder_only, sum_balance
-from redco_flow.recipes.parts.model import ChosenModel, choose_model, with_changes
+from redco_flow.recipes.parts.model import (
+    ChosenModel,
+    choose_model,
+    decoder_tokens,
+    rounded_up,
+    with_changes,
+)
 from redco_flow.recipes.parts.outputs import as_json, rows_of
 from redco_flow.recipes.preference.config import Loss, Settings, needs_reference
 from redco_flow.recipes.preference.losses import PairScores, implicit_rewards, pair_losses
@@ -31,18 +37,13 @@ if TYPE_CHECKING:
 REFERENCE = "reference"
 ANSWERS = ("chosen", "rejected")
 _OF_TOKENS = ("input_ids", "labels")
-_WIDTH_MULTIPLE = 8
 
 
 def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Settings) -> Recipe:
     """Make the recipe; see `recipes.preference.build`."""
     tokenizer = texts.tokenizer
     model = {**model, "config": {"dropout_rate": 0.0, **(model.get("config") or {})}}
-    special_tokens = {
-        "bos_token_id": tokenizer.eos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "pad_token_id": tokenizer.pad_id,
-    }
+    special_tokens = decoder_tokens(tokenizer)
     chosen = choose_model(model, tokenizer, recipe="preference", special_tokens=special_tokens)
     longest = texts.source_length + texts.target_length
     base = build_decoder_only(model, tokenizer, source_length=longest - 1, target_length=1)
@@ -54,7 +55,6 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
         vocab_size=chosen.config.vocab_size,
         pad_id=tokenizer.pad_id,
     )
-    width = longest - 1
     pairs = _Pairs(chosen, settings.loss)
 
     def collate_to(widths: Sequence[int]) -> Collate:
@@ -74,7 +74,7 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
         init_params=base.init_params,
         abstract_params=base.abstract_params,
         load_params=base.load_params,
-        collate_fn=collate_to((-(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE,)),
+        collate_fn=collate_to((rounded_up(longest - 1),)),
         id_widths=partial(_id_widths, rows),
         collate_to=collate_to,
         loss_fn=loss_in_chunks("auto"),

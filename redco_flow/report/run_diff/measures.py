@@ -9,7 +9,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.report.compared_run import ComparedRun
-from redco_flow.report.metrics import direction_of, metrics_artifact
+from redco_flow.report.metrics import direction_of, is_metrics, metrics_artifact
 from redco_flow.report.run_diff.settings import Change, changes_by_stage, collect
 from redco_flow.report.stage_facts import DAMAGED, StageFacts, logging_attempts
 from redco_flow.report.training_history import Record, read_history
@@ -169,7 +169,7 @@ class _Pairs:
             side.stages[name] for side, name in zip(self._sides, (first, second), strict=True)
         ]
         # A training, say, only reports what it measured.
-        if not all(any(_is_metrics(name) for name in stage.outputs) for stage in stages):
+        if not all(any(is_metrics(name) for name in stage.outputs) for stage in stages):
             return ""
         artifacts = [
             metrics_artifact(stage, side.store)
@@ -197,10 +197,6 @@ class _Pairs:
         how = self._resampling
         draws = draw_scores(both, keys, num_resamples=how.num_resamples, seed=how.seed)
         return {key: compared(second, first, key, draws, how.confidence) for key in keys}
-
-
-def _is_metrics(output: str) -> bool:
-    return output.partition("/")[0] == "metrics"
 
 
 def training_changes(first: Stages, second: Stages) -> list[Change]:

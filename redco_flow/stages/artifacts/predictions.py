@@ -5,7 +5,6 @@ And what predictions are scored against, while a model is trained and afterwards
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics.confusion import Class, ClassNames
-from redco_flow.records import read_json, read_json_lines, write_json
+from redco_flow.records import read_json, read_json_lines, write_json, write_json_lines
 from redco_flow.spec.metric import Metric, check_predictions, reads_of
 from redco_flow.stages.artifacts.dataset import DatasetSummary
 from redco_flow.stages.data.row_values import as_json_value
@@ -139,10 +138,7 @@ def write_predictions(
 ) -> None:
     """Write an artifact's files into a new folder."""
     folder.mkdir(parents=True)
-    # Half a surrogate pair has no UTF-8; written with a backslash it is JSON's own escape of it.
-    with (folder / PREDICTIONS_FILE).open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for prediction in predictions:
-            file.write(json.dumps(prediction.to_json(), ensure_ascii=False) + "\n")
+    write_json_lines(folder / PREDICTIONS_FILE, (one.to_json() for one in predictions))
     write_json(folder / SUMMARY_FILE, summary.to_json())
 
 

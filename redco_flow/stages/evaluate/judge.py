@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.records import write_json_lines
 from redco_flow.spec.metric import AnswersMetric, Verdict, key_at
 from redco_flow.stages.evaluate.config import JudgeSection
 from redco_flow.stages.evaluate.extraction import Extraction, ExtractionTimedOut
@@ -96,10 +96,11 @@ class Judgement:
         """Write a line per prompt; no file where nothing was judged."""
         if not self.rows:
             return
-        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            for line, row in zip(lines, self.rows, strict=True):
-                said = {"row_id": line.row_id, "answers": [asdict(one) for one in row]}
-                file.write(json.dumps(said, ensure_ascii=False) + "\n")
+        judged = zip(lines, self.rows, strict=True)
+        found = (
+            {"row_id": line.row_id, "answers": [asdict(one) for one in row]} for line, row in judged
+        )
+        write_json_lines(path, found)
 
 
 def judge(

@@ -7,19 +7,16 @@ texts, one that repeats its source. A metric of rows brings baselines of its own
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.confusion import ClassNames, as_table, classes_of, confusion
 from redco_flow.metrics.settings import configured_metric, described_settings, warnings_of
-from redco_flow.records import digest_json, write_json
+from redco_flow.records import digest_json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.metric import (
     AnswersMetric,
@@ -36,12 +33,7 @@ from redco_flow.stages.artifacts.predictions import PredictionsSummary, Targets,
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.judge import JUDGED_FILE, Judgement, judge
 from redco_flow.stages.provenance import provenance_of
-from redco_flow.tracking.metrics_artifact import (
-    LINES_FILE,
-    SUMMARY_FILE,
-    MetricsSummary,
-    Prediction,
-)
+from redco_flow.tracking.metrics_artifact import MetricsSummary, Prediction, write_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -103,14 +95,13 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     examples = _per_example(metrics, predictions, targets)
     likelihoods.add_to(examples)
     judgement.add_to([example.scores for example in examples])
-    _write(folder, summary, examples)
+    write_metrics(folder, summary, map(asdict, examples))
     judgement.write(folder / JUDGED_FILE, predictions)
     record = {"kind": "evaluation", "step": source.step, "metrics": summary.metrics}
     digests = {"checkpoint": source.checkpoint, "data": source.data, "config": provenance.config}
     context.log_metrics(record | digests)
-    return StageOutputs(
-        {"metrics": Output("metrics", folder, summary.to_json())}, dict(summary.metrics)
-    )
+    output = Output("metrics", folder, summary.to_json())
+    return StageOutputs({"metrics": output}, dict(summary.metrics))
 
 
 def _configured(config: Config, source: PredictionsSummary) -> dict[str, AnyMetric]:
@@ -325,17 +316,3 @@ def _per_example(
             for example, counts in zip(examples, statistics, strict=True):
                 example.statistics[name] = counts
     return examples
-
-
-def _write(folder: Path, summary: MetricsSummary, examples: list[_Example]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    with (folder / LINES_FILE).open("w", encoding="utf-8") as file:
-        for example in examples:
-            line: dict[str, Any] = {
-                "row_id": example.row_id,
-                "scores": example.scores,
-                "statistics": example.statistics,
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    write_json(folder / SUMMARY_FILE, summary.to_json())

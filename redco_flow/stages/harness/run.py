@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import lm_eval
 from lm_eval.tasks import TaskManager
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.records import digest_json, write_json
+from redco_flow.records import digest_json, write_json, write_json_lines
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
@@ -23,7 +22,7 @@ from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.harness.config import Config
 from redco_flow.stages.harness.language_model import HarnessModel
 from redco_flow.stages.provenance import provenance_of
-from redco_flow.tracking.metrics_artifact import LINES_FILE, SUMMARY_FILE, MetricsSummary
+from redco_flow.tracking.metrics_artifact import MetricsSummary, write_metrics
 
 RESULTS_FILE = "lm_eval.json"
 SAMPLES_FILE = "samples.jsonl"
@@ -190,19 +189,10 @@ def _write(
     lines: list[dict[str, Any]],
     found: Mapping[str, Any],
 ) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    _write_lines(folder / LINES_FILE, lines)
-    answers = [one for task in sorted(found["samples"]) for one in found["samples"][task]]
-    _write_lines(folder / SAMPLES_FILE, answers)
+    write_metrics(folder, summary, lines)
+    answers = (one for task in sorted(found["samples"]) for one in found["samples"][task])
+    write_json_lines(folder / SAMPLES_FILE, answers, default=str)
     kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better", "configs")
     said = {key: found[key] for key in kept if key in found}
     record = {"lm_eval": lm_eval.__version__, **json.loads(json.dumps(said, default=str))}
     write_json(folder / RESULTS_FILE, record)
-    write_json(folder / SUMMARY_FILE, summary.to_json())
-
-
-def _write_lines(path: Path, lines: list[Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from redco_flow.errors import some_of
 from redco_flow.recipes.declared import DeclaredRecipe
 from redco_flow.recipes.recipe import CLASSES, NUMBERS, Class
 from redco_flow.stages.data.row_values import BadValue
@@ -76,9 +77,7 @@ class ClassLabels:
     def _add(self, name: Class, key: str, source: Source) -> None:
         # Training data are read first: what they lack, later splits cannot have.
         if self._are_all_known or (source.split != "train" and self._names):
-            listed = ", ".join(map(str, self.names[:_MAX_LISTED]))
-            more = f" and {len(self) - _MAX_LISTED} more" if len(self) > _MAX_LISTED else ""
-            raise _no_class(key, f"{name!r} is none of {listed}{more}")
+            raise _no_class(key, f"{name!r} is none of {some_of(self.names, _MAX_LISTED)}")
         first = next(iter(self._names), name)
         if type(first) is not type(name):
             raise _no_class(key, f"{name!r} is {_kind(name)}, and {first!r} is {_kind(first)}")
@@ -129,12 +128,9 @@ def labels_for(recipe: DeclaredRecipe, settings: Mapping[str, Any]) -> Labels | 
 def tell_missing_classes(labels: Labels | None) -> None:
     """Log the classes that no training row is of: a model cannot learn them."""
     if isinstance(labels, ClassLabels) and (missing := labels.without_rows):
-        listed = ", ".join(map(str, missing[:_MAX_LISTED]))
-        more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
         logger.warning(
-            "no training row has the class %s%s: is the name in settings.classes right?",
-            listed,
-            more,
+            "no training row has the class %s: is the name in settings.classes right?",
+            some_of(missing, _MAX_LISTED),
         )
 
 
