@@ -78,6 +78,14 @@ class Target:
         """The positions of the kernel's dims that magnitudes have."""
         return tuple(sorted((*self.stack, *self.outputs)))
 
+    @property
+    def stacked_dims(self) -> dict[str, tuple[int, ...]]:
+        """The dims of A, B and magnitudes that are the stack's."""
+        leading = tuple(range(len(self.stack)))
+        of_outputs = enumerate(self.magnitudes)
+        magnitudes = tuple(position for position, at in of_outputs if at in self.stack)
+        return {"a": leading, "b": leading, "m": magnitudes}
+
 
 def choose_kernels(
     kernels: Sequence[Target],

@@ -21,9 +21,14 @@ from redco_flow.engine.data.batches import CollateFn
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.rules import join, key_names, named_leaves
 from redco_flow.engine.sharding.two_rules import weight_decay_mask
-from redco_flow.engine.step.lora import BASE, FACTORS, Lora, plan_lora
+from redco_flow.engine.step.lora import BASE, FACTORS, SCALES, Lora, plan_lora
 from redco_flow.engine.step.loss import LossFn
-from redco_flow.engine.step.optimizers import Schedule, make_optimizer, make_schedule
+from redco_flow.engine.step.optimizers import (
+    Schedule,
+    make_optimizer,
+    make_schedule,
+    stacked_dims,
+)
 from redco_flow.engine.step.trainable import Trainable
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_plan import TrainingPlan
@@ -82,12 +87,13 @@ def plan_training(
     dropped = [one.path for one in lora.targets] if lora is not None and lora.dropout else []
     num_loss_chunks = _num_loss_chunks(config, dropped)
 
-    def optimizer(decay_mask: Any) -> Any:
+    def optimizer(decay_mask: Any = None, stacked: Any = None) -> Any:
         return make_optimizer(
             config.optimizer,
             schedule,
             weight_decay=config.weight_decay,
             decay_mask=decay_mask,
+            stacked=stacked,
             mu_dtype=None if config.mu_dtype == "float32" else config.mu_dtype,
             **_moments(config),
         )
@@ -95,13 +101,14 @@ def plan_training(
     rules = deployer.get_sharding_rules(
         *traced,
         overrides=config.sharding_overrides.items(),
-        optimizer=optimizer(None),
+        optimizer=optimizer(),
         trainable=trainable if lora is None else lora.trainable,
         lora=lora,
         param_dtype=config.param_dtype,
     )
     deployer.log_rules(rules)
-    decayed = optimizer(_decay_mask(traced, lora))
+    stacked = _stacked_dims(traced, lora) if config.optimizer == "adafactor" else None
+    decayed = optimizer(_decay_mask(traced, lora), stacked)
 
     def plan_with(recipe: Recipe) -> TrainingPlan:
         return TrainingPlan(
@@ -295,6 +302,22 @@ def _decay_mask(traced: Sequence[Any], lora: Lora | None) -> Any:
         name: mask if name == BASE else jax.tree.map(lambda _, name=name: name == FACTORS, part)
         for name, part in lora.shapes(params).items()
     }
+
+
+def _stacked_dims(traced: Sequence[Any], lora: Lora | None) -> Any:
+    """Return which dims number arrays of their own: of the model's parameters, and of factors."""
+    params, function, *inputs = traced
+    of_model = stacked_dims(params, function, *inputs)
+    if lora is None:
+        return of_model
+    of_factors = {target.path: target.stacked_dims for target in lora.targets}
+    shapes = lora.shapes(params)
+    factors = {
+        path: {name: of_factors[path][name] for name in factor}
+        for path, factor in shapes[FACTORS].items()
+    }
+    unscaled = {name: dict.fromkeys(part, ()) for name, part in shapes.items() if name == SCALES}
+    return {BASE: of_model, FACTORS: factors, **unscaled}
 
 
 AUTO = "auto"
