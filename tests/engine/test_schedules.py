@@ -48,6 +48,13 @@ def test_a_schedule_starts_at_its_peak_without_warmup_and_is_never_negative(type
 
 
 @pytest.mark.parametrize("type", SCHEDULE_TYPES)
+def test_a_warmup_that_is_longer_than_the_training_rises_no_faster(type):
+    schedule = make_schedule(type, PEAK, 4, WARMUP)
+
+    assert schedule(3) == pytest.approx(PEAK * 3 / WARMUP)
+
+
+@pytest.mark.parametrize("type", SCHEDULE_TYPES)
 def test_a_schedule_with_a_least_rate_ends_at_it(type):
     schedule = jax.jit(make_schedule(type, PEAK, TOTAL, WARMUP, min_ratio=0.4))
 
@@ -92,7 +99,7 @@ def test_the_betas_are_those_of_the_published_update(type):
         (("linear", -1e-4, 10), "must not be negative"),
         (("linear", float("nan"), 10), "must not be negative"),
         (("linear", 1e-4, 0), "total_steps=0"),
-        (("linear", 1e-4, 10, 11), "warmup_steps=11"),
+        (("linear", 1e-4, 10, -1), "warmup_steps=-1"),
     ],
 )
 def test_a_schedule_out_of_range_is_refused(arguments, message):

@@ -149,7 +149,7 @@ def make_schedule(
             to the least rate in the last steps.
         peak: the highest rate.
         total_steps: optimizer steps of the whole training.
-        warmup_steps: steps of linear rise from 0.
+        warmup_steps: steps of linear rise from 0; of more than total_steps, as many as there are.
         decay_fraction: for `wsd`, the share of total_steps in which the rate falls.
         min_ratio: the least rate after the warm-up, as a share of the peak.
 
@@ -162,10 +162,10 @@ def make_schedule(
         )
     if not peak >= 0:
         raise ValueError(f"the peak learning rate {peak} must not be negative.")
-    if total_steps < 1 or not 0 <= warmup_steps <= total_steps:
+    if total_steps < 1 or warmup_steps < 0:
         raise ValueError(
-            f"warmup_steps={warmup_steps} must be in 0..total_steps, and "
-            f"total_steps={total_steps} at least 1."
+            f"warmup_steps={warmup_steps} must not be negative, and total_steps={total_steps} at "
+            "least 1."
         )
     if not 0 < decay_fraction <= 1:
         raise ValueError(f"decay_fraction={decay_fraction} must be above 0 and at most 1.")

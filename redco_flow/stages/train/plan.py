@@ -227,11 +227,17 @@ def _takes(function: Callable[..., Any], *args: Any, **keywords: Any) -> bool:
 def _schedule(config: Config, total_steps: int) -> Schedule:
     asked = config.schedule
     warmup_steps = asked.warmup_steps or round((asked.warmup_ratio or 0.0) * total_steps)
+    if warmup_steps > total_steps:
+        logger.warning(
+            "the training ends after %d of the %d steps of its warm-up: its learning rate reaches "
+            "%.3g of %.3g", total_steps, warmup_steps,
+            config.learning_rate * total_steps / warmup_steps, config.learning_rate,
+        )  # fmt: skip
     return make_schedule(
         asked.type,
         config.learning_rate,
         total_steps,
-        min(warmup_steps, total_steps),
+        warmup_steps,
         min_ratio=asked.min_lr_ratio,
     )
 
