@@ -146,15 +146,7 @@ def start_trainer(
     """
     shapes = _stored_shapes(config, recipe)
     shardings = plan.deployer.params_sharding(shapes, plan.model_rules)
-
-    def store(params: Any) -> Any:
-        return jax.tree.map(lambda x, shape: x.astype(shape.dtype), params, shapes)
-
-    if recipe.load_params is not None:
-        params = store(recipe.load_params(shardings))
-    else:
-        initialise = jax.jit(lambda key: store(recipe.init_params(key)), out_shardings=shardings)
-        params = initialise(jax.random.key(config.seed))
+    params = initial_params(recipe, config.seed, shapes, shardings)
     return Trainer.from_plan(
         plan,
         collate_fn=collate_fn,
@@ -162,6 +154,32 @@ def start_trainer(
         max_skipped=config.max_skipped,
         donate_params=True,
     )
+
+
+def initial_params(recipe: Recipe, seed: int, shapes: Any, shardings: Any = None) -> Any:
+    """Return the model's parameters, read or drawn; what is drawn depends on the seed.
+
+    Args:
+        shapes: in the dtypes in which they are kept.
+        shardings: a tree like them; None: the default device.
+    """
+
+    def store(params: Any) -> Any:
+        return jax.tree.map(lambda x, shape: x.astype(shape.dtype), params, shapes)
+
+    def draw(pick: Callable[[Any], Any]) -> Any:
+        drawn = jax.jit(
+            lambda key: pick(store(recipe.init_params(key))),
+            out_shardings=None if shardings is None else pick(shardings),
+        )
+        return drawn(jax.random.key(seed))
+
+    if recipe.load_params is None:
+        return draw(lambda tree: tree)
+    params = store(recipe.load_params(shardings))
+    if not recipe.drawn_parts:
+        return params
+    return {**params, **draw(lambda tree: {name: tree[name] for name in recipe.drawn_parts})}
 
 
 def _stored_shapes(config: Config, recipe: Recipe) -> Any:
