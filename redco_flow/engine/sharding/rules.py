@@ -50,8 +50,7 @@ def join(path: Path) -> str:
 def is_bias(path: Path) -> bool:
     """Whether a parameter is named as a bias.
 
-    A bias of each expert is multiplied by the experts' weights, so its use does not tell it from a
-    kernel.
+    A bias of each expert is multiplied by the experts' weights, as a kernel is by activations.
     """
     return bool(path) and path[-1].endswith("bias")
 

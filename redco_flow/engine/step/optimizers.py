@@ -35,7 +35,8 @@ def make_optimizer(
     """Return an optax optimizer.
 
     Args:
-        type: adamw, adafactor (relative updates off, as for finetuning T5), lion or sgd.
+        type: adamw, adafactor (relative updates off, as for finetuning T5; arrays whose second
+            largest dim is below 128, as many heads' are, keep all second moments), lion or sgd.
         learning_rate: a number, or a function of the optimizer step.
         weight_decay: decoupled, times the learning rate; of sgd, added to the gradient.
         decay_mask: a tree of bools, True where the decay applies; see `weight_decay_mask`.
