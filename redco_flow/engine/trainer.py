@@ -38,6 +38,7 @@ from redco_flow.engine.data.order import (
     put_early,
 )
 from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.errors import DataError
 from redco_flow.engine.progress import RowLines
 from redco_flow.engine.rounds import RoundBatches, Rounds
 from redco_flow.engine.sharding.rules import ShardingRules
@@ -321,8 +322,8 @@ class Trainer:
                 collate_fn; there is one compilation per bucket.
 
         Raises:
-            DataError: there are no examples, rows cannot be read, or the buckets are of other
-                examples.
+            DataError: there are no examples, or none that counts; rows cannot be read, or the
+                buckets are of other examples.
         """
         layout = replace(self.layout, global_batch_size=self.layout.micro_batch_size, num_micro=1)
         batches = iter(
@@ -349,7 +350,12 @@ class Trainer:
                 num_done = min(len(sums) * layout.global_batch_size, len(examples))
                 lines.hear_rows(num_done)
         total, weight = np.sum(np.asarray(sums, np.float64), axis=0)
-        return float(total / weight) if weight else 0.0
+        if not weight:
+            raise DataError(
+                f"the loss of {len(examples)} examples has no mean, for loss_fn gave each a weight "
+                "of 0: look at their labels."
+            )
+        return float(total / weight)
 
     def restore(
         self,

@@ -227,7 +227,7 @@ def load_params(config: ClassifierConfig, directory: Path, shardings: Any = None
         CheckpointMismatch: other parameters are missing or of other shapes; all are named.
     """
     layouts, shapes = config.tensor_layouts(), abstract_params(config)
-    new = _drawn_parts(config, directory)
+    new = drawn_parts(config, directory)
     read = [name for name in shapes if name not in new]
 
     def chosen(tree: Any, names: Sequence[str]) -> Any:
@@ -260,13 +260,13 @@ def head_parts(config: ClassifierConfig, directory: Path | None) -> tuple[str, .
     """
     layouts = config.tensor_layouts()
     names = [name for name in _HEADS if name in layouts]
-    drawn = names if directory is None else _drawn_parts(config, directory)
+    drawn = names if directory is None else drawn_parts(config, directory)
     modules = {name: layouts[name]["kernel"].name.partition(".")[0] for name in names}
     return tuple(name for name in names if name in drawn or modules[name] == modules["classifier"])
 
 
-def _drawn_parts(config: ClassifierConfig, directory: Path) -> list[str]:
-    """Return the parts of the head that a model's files do not have."""
+def drawn_parts(config: ClassifierConfig, directory: Path) -> list[str]:
+    """Return the parts of the head that a model's files do not have, so that they are drawn."""
     layouts, shapes = config.tensor_layouts(), abstract_params(config)
     with TensorFiles(directory) as files:
         return [

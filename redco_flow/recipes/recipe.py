@@ -137,6 +137,8 @@ class Recipe:
         head_parts: names at the top of the parameters' tree of a head of labels, and of whatever
             else the model's files do not have, so that it is drawn: low-rank adaptation trains
             these parts in full.
+        drawn_parts: those of them that `load_params` does not read; a training draws them by its
+            own seed.
     """
 
     model: Mapping[str, Any]
@@ -160,6 +162,7 @@ class Recipe:
     with_config: Callable[[Mapping[str, Any]], Recipe] | None = None
     token_likelihoods: TokenLikelihoods | None = None
     head_parts: tuple[str, ...] = ()
+    drawn_parts: tuple[str, ...] = ()
 
     @property
     def collate_for_prediction(self) -> Collate:

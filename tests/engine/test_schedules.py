@@ -12,7 +12,9 @@ from redco_flow.engine.step.optimizers import (
     SCHEDULE_TYPES,
     make_optimizer,
     make_schedule,
+    stacked_dims,
 )
+from redco_flow.models.find import find_model
 
 TOTAL, WARMUP, PEAK = 100, 10, 3e-4
 
@@ -43,6 +45,13 @@ def test_a_schedule_starts_at_its_peak_without_warmup_and_is_never_negative(type
 
     assert schedule(0) == pytest.approx(PEAK)
     assert all(schedule(step) >= 0 for step in range(30))
+
+
+@pytest.mark.parametrize("type", SCHEDULE_TYPES)
+def test_a_warmup_that_is_longer_than_the_training_rises_no_faster(type):
+    schedule = make_schedule(type, PEAK, 4, WARMUP)
+
+    assert schedule(3) == pytest.approx(PEAK * 3 / WARMUP)
 
 
 @pytest.mark.parametrize("type", SCHEDULE_TYPES)
@@ -90,7 +99,7 @@ def test_the_betas_are_those_of_the_published_update(type):
         (("linear", -1e-4, 10), "must not be negative"),
         (("linear", float("nan"), 10), "must not be negative"),
         (("linear", 1e-4, 0), "total_steps=0"),
-        (("linear", 1e-4, 10, 11), "warmup_steps=11"),
+        (("linear", 1e-4, 10, -1), "warmup_steps=-1"),
     ],
 )
 def test_a_schedule_out_of_range_is_refused(arguments, message):
@@ -117,6 +126,43 @@ def test_every_optimizer_descends_and_decays_only_where_it_may(type):
     np.testing.assert_allclose(still["matrix"], np.full((4, 4), -0.1), rtol=1e-5)
     np.testing.assert_allclose(still["norm"], np.zeros(4), atol=1e-7)
     assert (np.asarray(moved["norm"]) < 0).all()
+
+
+def test_adafactor_limits_the_update_of_each_layer_of_a_stack_by_itself():
+    """As where each layer is an array, by Shazeer and Stern 2018, algorithm 4."""
+    params = {"stack": np.ones((2, 3), np.float32), "one": np.ones(3, np.float32)}
+    dims = {"stack": (0,), "one": ()}
+    optimizer = make_optimizer("adafactor", 0.1, stacked=dims)
+    stack = np.array([[1.0, 1, 1], [1, 1, 1]], np.float32)
+
+    _, state = optimizer.update({"stack": stack, "one": stack[1]}, optimizer.init(params), params)
+    grown = {"stack": stack * [[10], [1]], "one": stack[1] / 10}
+    found, _ = optimizer.update(jax.tree.map(np.float32, grown), state, params)
+
+    decay = 1 - 2**-0.8
+    smaller = 0.1 / math.sqrt(decay + (1 - decay) * 0.1**2)
+    # Ten times the gradient is 1.31 after its scaling, and its layer alone is scaled down.
+    np.testing.assert_allclose(found["stack"], np.full((2, 3), -0.1), rtol=1e-5)
+    np.testing.assert_allclose(found["one"], np.full(3, -0.1 * smaller), rtol=1e-5)
+
+
+def test_the_dims_of_a_stack_number_what_published_files_have_as_tensors():
+    family = find_model("t5")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2}
+    config = family.Config(**sizes, vocab_size=40, feed_forward_proj="gated-gelu")
+    shapes, ids = family.abstract_params(config), jax.ShapeDtypeStruct((2, 4), np.int32)
+
+    def forward(params, ids):
+        return family.apply(config, params, ids, ids, ids)
+
+    found = stacked_dims(shapes, forward, ids)
+
+    for (path, dims), layout in zip(
+        jax.tree.leaves_with_path(found, is_leaf=lambda x: isinstance(x, tuple)),
+        jax.tree.leaves(family.tensor_layouts(config)),
+        strict=True,
+    ):
+        assert [layout.dims[at] for at in dims] == layout.stacked, path
 
 
 def test_an_unknown_optimizer_is_refused():

@@ -214,6 +214,10 @@ def test_the_evaluation_loss_is_the_mean_over_all_tokens(num_devices):
         )
         expected = totals.sum() / weights.sum()
         np.testing.assert_allclose(trainer.eval_loss(examples), expected, rtol=1e-6)
+    for example in examples:
+        example["counted"][:] = 0
+    with pytest.raises(DataError, match="21 examples has no mean"):
+        trainer.eval_loss(examples)
 
 
 def test_the_evaluation_loss_in_buckets_is_the_same_and_each_width_is_compiled_once():

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from redco_flow import Deployer
 from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.engine.sharding.two_rules import derive_rules, weight_decay_mask
+from redco_flow.engine.step.lora import plan_lora
 from redco_flow.models.find import find_model
 from tests.engine.small_transformers import MODELS, D, F, G, H, K, V, attend, draw
 
@@ -453,3 +454,20 @@ def test_matrices_and_tables_are_decayed_and_norms_and_biases_are_not():
     assert decayed["attention"] == {
         "ln": False, **dict.fromkeys("qkvo", True), "bq": False, "bk": False, "bv": False,
     }  # fmt: skip
+
+
+def test_biases_of_experts_are_neither_decayed_nor_given_factors():
+    """transformers leaves out every parameter named bias, and PEFT adapts modules alone."""
+    params = draw({"router": (D, 4), "wo": (4, D, D), "wo_bias": (4, D)})
+
+    def forward(params, x):
+        shares = jax.nn.softmax(x @ params["router"])
+        each = jnp.einsum("bd,edf->bef", x, params["wo"])
+        return jnp.einsum("be,bef->bf", shares, each) + shares @ params["wo_bias"]
+
+    x = np.ones((2, D), np.float32)
+    mask = weight_decay_mask(params, forward, x)
+    lora = plan_lora(params, forward, x, rank=1, alpha=1, targets="all-linear")
+
+    assert mask == {"router": True, "wo": True, "wo_bias": False}
+    assert [target.path for target in lora.targets] == ["router", "wo"]

@@ -15,6 +15,7 @@ from redco_flow.recipes.find import family_problem, find_recipe
 from redco_flow.recipes.recipe import Generation
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.train import config as train
+from redco_flow.stages.train.plan import initial_params
 from tests.drawn_params import draw_params
 
 vit = find_model("vit")
@@ -85,6 +86,18 @@ def test_a_published_model_keeps_its_classifier_where_it_has_as_many_classes(lab
     jax.tree.map(np.testing.assert_array_equal, found["encoder"], theirs["encoder"])
     is_kept = np.array_equal(found["classifier"]["kernel"], theirs["classifier"]["kernel"])
     assert is_kept == (labels == 3)
+
+
+def test_a_training_draws_a_new_classifier_by_its_seed(tmp_path):
+    config = vit.Config(**TINY, image_size=8, num_channels=1, num_labels=5)
+    save_pretrained(tmp_path, vit, config, draw_params(vit, config, seed=1))
+    recipe = build({"name_or_path": str(tmp_path)})
+
+    one, other = (initial_params(recipe, seed, recipe.abstract_params()) for seed in (0, 1))
+
+    jax.tree.map(np.testing.assert_array_equal, one["encoder"], other["encoder"])
+    kernels = [params["classifier"]["kernel"] for params in (one, other)]
+    assert not np.array_equal(*kernels)
 
 
 def test_the_bare_model_of_a_directory_gets_a_classifier_and_loses_its_pooler(tmp_path):

@@ -47,6 +47,14 @@ def join(path: Path) -> str:
     return "/".join(path) or "."
 
 
+def is_bias(path: Path) -> bool:
+    """Whether a parameter is named as a bias.
+
+    A bias of each expert is multiplied by the experts' weights, as a kernel is by activations.
+    """
+    return bool(path) and path[-1].endswith("bias")
+
+
 Axes = Sequence[str | None]
 _EXPLAINED_COLUMNS = ("parameter", "shape", "axes", "reason")
 

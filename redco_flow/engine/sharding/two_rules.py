@@ -24,6 +24,7 @@ from redco_flow.engine.sharding.rules import (
     ShardingRule,
     ShardingRules,
     check_rules,
+    is_bias,
     join,
     named_leaves,
     override_rules,
@@ -95,7 +96,7 @@ def derive_rules(
 def weight_decay_mask(params: Any, function: TracedFn, *inputs: Any) -> Any:
     """Return a tree of bools: True for what is multiplied with data or looked up.
 
-    Norms, biases and biases per head are False.
+    Norms, biases and biases per head are False, also biases of experts.
 
     Args:
         function: see `derive_rules`.
@@ -105,8 +106,9 @@ def weight_decay_mask(params: Any, function: TracedFn, *inputs: Any) -> Any:
     for event in roles.events:
         if isinstance(event, Product) or not _is_head_bias(roles, event):
             decayed |= event.sources
-    leaves, structure = jax.tree.flatten(params)
-    return jax.tree.unflatten(structure, [number in decayed for number in range(len(leaves))])
+    paths = enumerate(path for path, _ in named_leaves(params))
+    mask = [number in decayed and not is_bias(path) for number, path in paths]
+    return jax.tree.unflatten(jax.tree.structure(params), mask)
 
 
 def read_roles(params: Any, function: TracedFn, inputs: Sequence[Any]) -> Roles:

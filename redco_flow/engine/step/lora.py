@@ -22,7 +22,6 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from redco_flow.engine.errors import EngineError
@@ -296,7 +295,7 @@ class Lora:
     def start(self, params: Any, key: jax.Array) -> Any:
         """Return the parameters with factors whose product is zero; traceable.
 
-        A is normal with variance 1 / inputs, as kernels are; B is zero; magnitudes are the kernel's
+        A is uniform within ±1 / sqrt(inputs), as in PEFT; B is zero; magnitudes are the kernel's
         norms; all float32.
         """
         shapes = {join(path): leaf.shape for path, leaf in named_leaves(params)}
@@ -309,11 +308,12 @@ class Lora:
                 target.sizes(positions, shape)
                 for positions in (target.stack, target.inputs, target.outputs)
             )
-            a = jax.random.normal(
-                jax.random.fold_in(key, number), (*stack, *inputs, self.rank), jnp.float32
-            )
+            limit = 1 / math.sqrt(math.prod(inputs))
+            a_shape = (*stack, *inputs, self.rank)
             factors[target.path] = {
-                "a": a / np.sqrt(np.prod(inputs)).astype(np.float32),
+                "a": jax.random.uniform(
+                    jax.random.fold_in(key, number), a_shape, jnp.float32, -limit, limit
+                ),
                 "b": jnp.zeros((*stack, self.rank, *outputs), jnp.float32),
             }
             if self.dora:

@@ -12,7 +12,7 @@ from typing import Any
 
 from redco_flow.engine.errors import EngineError
 from redco_flow.engine.sharding.dataflow.values import Lookup, Product
-from redco_flow.engine.sharding.rules import join, named_leaves
+from redco_flow.engine.sharding.rules import is_bias, join, named_leaves
 from redco_flow.engine.sharding.splits import Roles
 
 ALL_LINEAR = "all-linear"
@@ -77,6 +77,14 @@ class Target:
     def magnitudes(self) -> tuple[int, ...]:
         """The positions of the kernel's dims that magnitudes have."""
         return tuple(sorted((*self.stack, *self.outputs)))
+
+    @property
+    def stacked_dims(self) -> dict[str, tuple[int, ...]]:
+        """The dims of A, B and magnitudes that are the stack's."""
+        leading = tuple(range(len(self.stack)))
+        of_outputs = enumerate(self.magnitudes)
+        magnitudes = tuple(position for position, at in of_outputs if at in self.stack)
+        return {"a": leading, "b": leading, "m": magnitudes}
 
 
 def choose_kernels(
@@ -156,14 +164,19 @@ def kernels_of_experts(kernels: Sequence[Target], params: Any, roles: Roles) -> 
 
 
 def find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[Target]:
-    """List the parameters that data is multiplied with, by what their first product does."""
-    paths = [join(path) for path, _ in named_leaves(params)]
+    """List the parameters that data is multiplied with, by what their first product does.
+
+    Biases of experts are not among them.
+    """
+    leaves = named_leaves(params)
+    paths = [join(path) for path, _ in leaves]
+    biases = {number for number, (path, _) in enumerate(leaves) if is_bias(path)}
     found: dict[int, Target] = {}
     for event in roles.events:
         if not isinstance(event, Product):
             continue
         summed, made = set(roles.flat(event.contracted)), set(roles.flat(event.outputs))
-        for number in event.sources - set(found):
+        for number in event.sources - set(found) - biases:
             dims = list(enumerate(roles.parameters[number]))
             inner = tuple(position for position, dim in dims if dim and set(dim) <= summed)
             outer = tuple(position for position, dim in dims if dim and set(dim) <= made)

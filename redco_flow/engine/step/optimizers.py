@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
+
+from redco_flow.engine.sharding.rules import join, named_leaves
+from redco_flow.engine.sharding.two_rules import read_roles
+from redco_flow.engine.step.lora_targets import find_kernels
 
 OPTIMIZER_TYPES = ("adamw", "adafactor", "lion", "sgd")
 
@@ -21,6 +26,7 @@ def make_optimizer(
     *,
     weight_decay: float = 0.0,
     decay_mask: Any = None,
+    stacked: Any = None,
     b1: float = 0.9,
     b2: float | None = None,
     eps: float = 1e-8,
@@ -29,10 +35,13 @@ def make_optimizer(
     """Return an optax optimizer.
 
     Args:
-        type: adamw, adafactor (relative updates off, as for finetuning T5), lion or sgd.
+        type: adamw, adafactor (relative updates off, as for finetuning T5; arrays whose second
+            largest dim is below 128, as many heads' are, keep all second moments), lion or sgd.
         learning_rate: a number, or a function of the optimizer step.
         weight_decay: decoupled, times the learning rate; of sgd, added to the gradient.
         decay_mask: a tree of bools, True where the decay applies; see `weight_decay_mask`.
+        stacked: a tree of tuples: the dims that number arrays of their own, see `stacked_dims`;
+            adafactor limits the update of each. None: no parameter is a stack.
         b1: momentum, of all but adafactor.
         b2: second decay; 0.999 for adamw, 0.99 for lion.
         eps: of adamw.
@@ -66,7 +75,7 @@ def make_optimizer(
         # optax.adafactor adds the decay after the learning rate, so that no schedule reaches it.
         return optax.chain(
             optax.scale_by_factored_rms(),
-            optax.clip_by_block_rms(1.0),
+            _clip_by_rms(stacked),
             optax.add_decayed_weights(weight_decay, decay_mask),
             optax.scale_by_learning_rate(learning_rate),
         )
@@ -76,6 +85,46 @@ def make_optimizer(
             optax.sgd(learning_rate, momentum=b1 or None, accumulator_dtype=mu_dtype),
         )
     raise ValueError(f"optimizer {type!r} is unknown; allowed: {', '.join(OPTIMIZER_TYPES)}.")
+
+
+def stacked_dims(params: Any, function: Callable[..., Any], *inputs: Any) -> Any:
+    """Return a tree of tuples: the dims of each parameter that number arrays of their own.
+
+    They number layers, and parts of a kernel such as q, k and v.
+
+    Args:
+        params: arrays or shapes.
+        function: (params, *inputs) -> anything: the forward pass or the loss; traced, not run.
+    """
+    roles = read_roles(params, function, inputs)
+    kernels = find_kernels(params, roles, separate=False)
+    inner = {one.path: one.inputs for one in kernels}
+    structure, found = jax.tree.structure(params), []
+    for (path, _), dims in zip(named_leaves(params), roles.parameters, strict=True):
+        counts = [roles.counts_layers(dim) or roles.are_parts(dim) for dim in dims]
+        inputs_at = inner.get(join(path), ())
+        found.append(
+            tuple(at for at, is_one in enumerate(counts) if is_one and at not in inputs_at)
+        )
+    return jax.tree.unflatten(structure, found)
+
+
+def _clip_by_rms(stacked: Any) -> optax.GradientTransformation:
+    """Scale each array's update down to a root mean square of 1, each of a stack by itself."""
+    if stacked is None:
+        return optax.clip_by_block_rms(1.0)
+
+    def clip(dims: tuple[int, ...], update: Any) -> Any:
+        if isinstance(update, optax.MaskedNode):  # frozen
+            return update
+        axes = tuple(position for position in range(update.ndim) if position not in dims)
+        rms = jnp.sqrt(jnp.mean(jnp.square(update), axis=axes, keepdims=True))
+        return update / jnp.maximum(rms, 1.0)
+
+    def clip_all(updates: Any, _params: Any) -> Any:
+        return jax.tree.map(clip, stacked, updates, is_leaf=lambda x: isinstance(x, tuple))
+
+    return optax.stateless(clip_all)
 
 
 Schedule = Callable[[Any], Any]
@@ -101,7 +150,7 @@ def make_schedule(
             to the least rate in the last steps.
         peak: the highest rate.
         total_steps: optimizer steps of the whole training.
-        warmup_steps: steps of linear rise from 0.
+        warmup_steps: steps of linear rise from 0; of more than total_steps, as many as there are.
         decay_fraction: for `wsd`, the share of total_steps in which the rate falls.
         min_ratio: the least rate after the warm-up, as a share of the peak.
 
@@ -114,10 +163,10 @@ def make_schedule(
         )
     if not peak >= 0:
         raise ValueError(f"the peak learning rate {peak} must not be negative.")
-    if total_steps < 1 or not 0 <= warmup_steps <= total_steps:
+    if total_steps < 1 or warmup_steps < 0:
         raise ValueError(
-            f"warmup_steps={warmup_steps} must be in 0..total_steps, and "
-            f"total_steps={total_steps} at least 1."
+            f"warmup_steps={warmup_steps} must not be negative, and total_steps={total_steps} at "
+            "least 1."
         )
     if not 0 < decay_fraction <= 1:
         raise ValueError(f"decay_fraction={decay_fraction} must be above 0 and at most 1.")

@@ -258,6 +258,7 @@ class OPTConfig(DecoderFamilyConfig):
     fixed: ClassVar[Mapping[str, Any]] = {
         "_remove_final_layer_norm": False,
         "layer_norm_elementwise_affine": True,
+        "layerdrop": 0.0,
     }
 
     vocab_size: int = 50272

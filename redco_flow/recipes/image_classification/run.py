@@ -40,12 +40,14 @@ def build_classifier(model: Mapping[str, Any], settings: Settings) -> Recipe:
         return build_classifier(with_changes(model, changes), settings)
 
     fitted = ChosenModel(chosen.family, module, config, chosen.directory)
+    drawn = () if _has_this_head(chosen.config, config) else (_CLASSIFIER,)
     return Recipe(
         model={**fitted.record, "settings": settings.model_dump(mode="json")},
         init_params=partial(module.init_params, config),
         abstract_params=partial(module.abstract_params, config),
-        load_params=_load_params(fitted, has_new_head=config != chosen.config),
+        load_params=_load_params(fitted, drawn),
         head_parts=_head_parts(module.abstract_params(config)),
+        drawn_parts=() if chosen.directory is None else drawn,
         collate_fn=partial(collate_fn, settings=settings),
         loss_fn=partial(_losses, module, config, settings),
         make_pred_fn=lambda _generation: pred_fn,
@@ -78,11 +80,16 @@ def _fitted(chosen: ChosenModel, settings: Settings) -> Any:
     return config.updated(changes)
 
 
-def _load_params(model: ChosenModel, *, has_new_head: bool) -> Callable[[Any], Any] | None:
-    """(shardings) -> the files' parameters; a classifier of other classes than theirs is drawn."""
+def _has_this_head(published: Any, config: Any) -> bool:
+    """Whether a model is published with a classifier of as many classes."""
+    has_one = getattr(published, "has_classifier", True)
+    return bool(has_one and published.num_labels == config.num_labels)
+
+
+def _load_params(model: ChosenModel, drawn: tuple[str, ...]) -> Callable[[Any], Any] | None:
+    """(shardings) -> the files' parameters, but for those that are drawn."""
     if model.directory is None:
         return None
-    drawn = (_CLASSIFIER,) if has_new_head else ()
     return partial(load_pretrained, model.directory, model.module, model.config, drawn=drawn)
 
 

@@ -172,6 +172,7 @@ def build_labelled_texts(
         abstract_params=partial(classifier.abstract_params, config),
         load_params=_load_params(chosen, config),
         head_parts=classifier.head_parts(config, chosen.directory),
+        drawn_parts=_drawn_parts(chosen, config),
         collate_fn=collate_to((rows.width,)),
         row_widths=_row_widths,
         collate_to=collate_to,
@@ -190,6 +191,12 @@ def _load_params(chosen: ChosenModel, config: ClassifierConfig) -> Callable[[Any
     if chosen.directory is None:
         return None
     return partial(classifier.load_params, config, chosen.directory)
+
+
+def _drawn_parts(chosen: ChosenModel, config: ClassifierConfig) -> tuple[str, ...]:
+    if chosen.directory is None:
+        return ()
+    return tuple(classifier.drawn_parts(config, chosen.directory))
 
 
 def _row_widths(source_lengths: Lengths, target_lengths: Lengths) -> Lengths:

@@ -101,7 +101,8 @@ class Config(StageConfig):
         batching: how examples of different lengths become batches.
         mixture_weights: of the datasets of `data.mixture`, instead of the given ones.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
-        optimizer: of optax, by this name.
+        optimizer: of optax, by this name; sgd has a momentum of 0.9, and adafactor takes the
+            learning rate as it is, not relative to the parameters.
         betas: decays of adamw's and lion's two averages; null: 0.9 and 0.999 for adamw, 0.9 and
             0.99 for lion.
         epsilon: what adamw adds to the denominator; null: 1e-8.

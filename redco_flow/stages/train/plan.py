@@ -21,9 +21,14 @@ from redco_flow.engine.data.batches import CollateFn
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.rules import join, key_names, named_leaves
 from redco_flow.engine.sharding.two_rules import weight_decay_mask
-from redco_flow.engine.step.lora import BASE, FACTORS, Lora, plan_lora
+from redco_flow.engine.step.lora import BASE, FACTORS, SCALES, Lora, plan_lora
 from redco_flow.engine.step.loss import LossFn
-from redco_flow.engine.step.optimizers import Schedule, make_optimizer, make_schedule
+from redco_flow.engine.step.optimizers import (
+    Schedule,
+    make_optimizer,
+    make_schedule,
+    stacked_dims,
+)
 from redco_flow.engine.step.trainable import Trainable
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_plan import TrainingPlan
@@ -82,12 +87,13 @@ def plan_training(
     dropped = [one.path for one in lora.targets] if lora is not None and lora.dropout else []
     num_loss_chunks = _num_loss_chunks(config, dropped)
 
-    def optimizer(decay_mask: Any) -> Any:
+    def optimizer(decay_mask: Any = None, stacked: Any = None) -> Any:
         return make_optimizer(
             config.optimizer,
             schedule,
             weight_decay=config.weight_decay,
             decay_mask=decay_mask,
+            stacked=stacked,
             mu_dtype=None if config.mu_dtype == "float32" else config.mu_dtype,
             **_moments(config),
         )
@@ -95,13 +101,14 @@ def plan_training(
     rules = deployer.get_sharding_rules(
         *traced,
         overrides=config.sharding_overrides.items(),
-        optimizer=optimizer(None),
+        optimizer=optimizer(),
         trainable=trainable if lora is None else lora.trainable,
         lora=lora,
         param_dtype=config.param_dtype,
     )
     deployer.log_rules(rules)
-    decayed = optimizer(_decay_mask(traced, lora))
+    stacked = _stacked_dims(traced, lora) if config.optimizer == "adafactor" else None
+    decayed = optimizer(_decay_mask(traced, lora), stacked)
 
     def plan_with(recipe: Recipe) -> TrainingPlan:
         return TrainingPlan(
@@ -139,15 +146,7 @@ def start_trainer(
     """
     shapes = _stored_shapes(config, recipe)
     shardings = plan.deployer.params_sharding(shapes, plan.model_rules)
-
-    def store(params: Any) -> Any:
-        return jax.tree.map(lambda x, shape: x.astype(shape.dtype), params, shapes)
-
-    if recipe.load_params is not None:
-        params = store(recipe.load_params(shardings))
-    else:
-        initialise = jax.jit(lambda key: store(recipe.init_params(key)), out_shardings=shardings)
-        params = initialise(jax.random.key(config.seed))
+    params = initial_params(recipe, config.seed, shapes, shardings)
     return Trainer.from_plan(
         plan,
         collate_fn=collate_fn,
@@ -155,6 +154,32 @@ def start_trainer(
         max_skipped=config.max_skipped,
         donate_params=True,
     )
+
+
+def initial_params(recipe: Recipe, seed: int, shapes: Any, shardings: Any = None) -> Any:
+    """Return the model's parameters, read or drawn; what is drawn depends on the seed.
+
+    Args:
+        shapes: in the dtypes in which they are kept.
+        shardings: a tree like them; None: the default device.
+    """
+
+    def store(params: Any) -> Any:
+        return jax.tree.map(lambda x, shape: x.astype(shape.dtype), params, shapes)
+
+    def draw(pick: Callable[[Any], Any]) -> Any:
+        drawn = jax.jit(
+            lambda key: pick(store(recipe.init_params(key))),
+            out_shardings=None if shardings is None else pick(shardings),
+        )
+        return drawn(jax.random.key(seed))
+
+    if recipe.load_params is None:
+        return draw(lambda tree: tree)
+    params = store(recipe.load_params(shardings))
+    if not recipe.drawn_parts:
+        return params
+    return {**params, **draw(lambda tree: {name: tree[name] for name in recipe.drawn_parts})}
 
 
 def _stored_shapes(config: Config, recipe: Recipe) -> Any:
@@ -220,11 +245,17 @@ def _takes(function: Callable[..., Any], *args: Any, **keywords: Any) -> bool:
 def _schedule(config: Config, total_steps: int) -> Schedule:
     asked = config.schedule
     warmup_steps = asked.warmup_steps or round((asked.warmup_ratio or 0.0) * total_steps)
+    if warmup_steps > total_steps:
+        logger.warning(
+            "the training ends after %d of the %d steps of its warm-up: its learning rate reaches "
+            "%.3g of %.3g", total_steps, warmup_steps,
+            config.learning_rate * total_steps / warmup_steps, config.learning_rate,
+        )  # fmt: skip
     return make_schedule(
         asked.type,
         config.learning_rate,
         total_steps,
-        min(warmup_steps, total_steps),
+        warmup_steps,
         min_ratio=asked.min_lr_ratio,
     )
 
@@ -295,6 +326,22 @@ def _decay_mask(traced: Sequence[Any], lora: Lora | None) -> Any:
         name: mask if name == BASE else jax.tree.map(lambda _, name=name: name == FACTORS, part)
         for name, part in lora.shapes(params).items()
     }
+
+
+def _stacked_dims(traced: Sequence[Any], lora: Lora | None) -> Any:
+    """Return which dims number arrays of their own: of the model's parameters, and of factors."""
+    params, function, *inputs = traced
+    of_model = stacked_dims(params, function, *inputs)
+    if lora is None:
+        return of_model
+    of_factors = {target.path: target.stacked_dims for target in lora.targets}
+    shapes = lora.shapes(params)
+    factors = {
+        path: {name: of_factors[path][name] for name in factor}
+        for path, factor in shapes[FACTORS].items()
+    }
+    unscaled = {name: dict.fromkeys(part, ()) for name, part in shapes.items() if name == SCALES}
+    return {BASE: of_model, FACTORS: factors, **unscaled}
 
 
 AUTO = "auto"

@@ -185,7 +185,8 @@ def _started_from(
             f"was encoded with {dataset.tokenizer_digest[:12]}: name the checkpoint's tokenizer in "
             "data.tokenizer; one that is trained on the data is another one with other data."
         )
-    return replace(recipe, load_params=partial(checkpoint.read_params, recipe))
+    load_params = partial(checkpoint.read_params, recipe)
+    return replace(recipe, load_params=load_params, drawn_parts=())
 
 
 def _warn_of_another_reference(context: StageContext) -> None:
