@@ -10,7 +10,7 @@ from redco_flow.corpora import python_reference
 from redco_flow.stages.artifacts.curation import WrongCuration
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.curate.run import NothingLeft
-from redco_flow.stages.curate.text_filters import KeptTexts, grams, words_of
+from redco_flow.stages.curate.text_filters import EvaluationTexts, KeptTexts, grams, words_of
 
 LONG = "the night train to the coast leaves at ten and reaches the old harbour before the sun"
 KEPT = [
@@ -190,6 +190,15 @@ def test_another_tokenizer_is_no_reason_to_compare_again():
         for tokenizer in (None, TOKENIZER)
     )
     assert one == other
+
+
+def test_a_text_without_words_is_in_no_evaluation_split():
+    """Such as the content of a message that calls a tool."""
+    evaluation = EvaluationTexts(13)
+    evaluation.add("test.jsonl:1", ["book a table", ""])
+
+    assert evaluation.twin_of([["a", "train"], []]) is None
+    assert evaluation.twin_of([["please"], ["book", "a", "table"]])
 
 
 def test_minhash_misses_next_to_no_pair_that_comparing_all_finds():

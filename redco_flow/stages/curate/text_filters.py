@@ -91,9 +91,9 @@ class EvaluationTexts:
         self._short: dict[int, str] = {}
 
     def add(self, row_id: str, texts: Iterable[str]) -> None:
-        """Take in a row's texts."""
+        """Take in a row's texts; one without words, as of a call of a tool, says nothing."""
         for words in map(words_of, texts):
-            if len(words) < self._size:
+            if 0 < len(words) < self._size:
                 self._short.setdefault(_hash64(" ".join(words)), row_id)
             for gram in self._grams(words):
                 self._rows.setdefault(_hash64(gram), row_id)
