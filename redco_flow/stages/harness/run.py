@@ -92,7 +92,7 @@ def _load_tasks(config: Config) -> dict[str, Any]:
 def _seed_generators(config: Config) -> None:
     """Seed as `lm_eval.simple_evaluate` does: every process asks the same, in every attempt."""
     random.seed(config.seed)
-    np.random.seed(config.seed)  # noqa: NPY002 (what tasks draw from)
+    np.random.seed(config.seed)
 
 
 def _evaluate(model: HarnessModel, tasks: dict[str, Any], config: Config) -> dict[str, Any]:
