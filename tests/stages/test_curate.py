@@ -192,13 +192,16 @@ def test_another_tokenizer_is_no_reason_to_compare_again():
     assert one == other
 
 
-def test_a_text_without_words_is_in_no_evaluation_split():
-    """Such as the content of a message that calls a tool."""
+def test_a_short_row_is_in_an_evaluation_split_with_all_of_its_texts():
+    """And not with its answer alone, or without a word, as a message that calls a tool."""
     evaluation = EvaluationTexts(13)
-    evaluation.add("test.jsonl:1", ["book a table", ""])
+    for number, texts in enumerate([["Is it red?", "No."], ["book a table", ""], ["?"]], 1):
+        evaluation.add(f"test.jsonl:{number}", texts)
 
-    assert evaluation.twin_of([["a", "train"], []]) is None
-    assert evaluation.twin_of([["please"], ["book", "a", "table"]])
+    rows = [["is it RED", "no"], ["is it green", "no"], ["a train", ""], ["!"]]
+    found = [evaluation.twin_of(list(map(words_of, row))) for row in rows]
+
+    assert [twin and twin.row_id for twin in found] == ["test.jsonl:1", None, None, None]
 
 
 def test_minhash_misses_next_to_no_pair_that_comparing_all_finds():
