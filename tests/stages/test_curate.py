@@ -127,9 +127,12 @@ def test_what_is_held_out_by_a_share_is_what_it_would_be_without(bench, data, tm
 
 
 def test_conversations_and_plain_texts_are_compared_by_their_words(bench, tmp_path):
+    said = [("Where is it?", LONG), ("where IS it", LONG), ("When?", KEPT[1][1])]
+    # The same for all, it makes none a duplicate.
+    system = {"role": "system", "content": " ".join(map(str, range(200)))}
     chats = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in [("Where is it?", LONG), ("where IS it", LONG), ("When?", KEPT[1][1])]
+        {"messages": [system, {"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in said
     ]
     texts = [{"text": LONG}, {"text": f"{LONG}."}, {"text": KEPT[1][1]}]
     for name, recipe, rows, keys in [

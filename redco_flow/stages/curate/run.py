@@ -24,7 +24,7 @@ from redco_flow.stages.curate.text_filters import (
 )
 from redco_flow.stages.preprocess.batches import RawRows
 from redco_flow.stages.preprocess.texts import text_reader
-from redco_flow.text.conversations import Conversation
+from redco_flow.text.conversations import SYSTEM_ROLES, Conversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
 
 _TRAIN = "train"
@@ -97,7 +97,9 @@ class _Rows:
     def _texts(self, source: str) -> list[str]:
         if self._are_chats:
             messages = Conversation.from_json(source).messages
-            return [str(one.get("content", "")) for one in messages]
+            # The system's are the same in many rows, which do not repeat each other by it.
+            said = (one for one in messages if one["role"] not in SYSTEM_ROLES)
+            return [str(one.get("content", "")) for one in said]
         return source.split(PAIR_SEPARATOR) if source else []
 
 
