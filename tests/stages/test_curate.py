@@ -148,6 +148,15 @@ def test_conversations_and_plain_texts_are_compared_by_their_words(bench, tmp_pa
         assert list(dropped_of(curation)) == ["2"]
 
 
+def test_a_script_without_spaces_is_said_to_have_hardly_any_words(bench, tmp_path, caplog):
+    texts = ["今天天气很好，我们去公园散步。", "火车十点出发"]
+    path = write(tmp_path, "chinese", [("谁", text) for text in texts])
+
+    bench.run(curate, {"data": {"train": path, "validation_fraction": 0.0}})
+
+    assert "script without spaces" in caplog.text
+
+
 def test_rows_of_other_data_are_refused(bench, data, tmp_path):
     curation = bench.run(curate, {"data": data})["curation"]
     other = {**data, "train": write(tmp_path, "other", KEPT), "tokenizer": TOKENIZER}
