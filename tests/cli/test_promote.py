@@ -128,6 +128,7 @@ def test_one_of_several_tasks_of_the_harness_decides_by_its_own_rows(shop, say, 
     [held] = json.loads(out)["history"][-1]["comparisons"]
     spread = np.sqrt(0.25 * 0.75 / NUM_ROWS)  # as of the evaluation above
     assert held["low"] == pytest.approx(0.25 - 1.96 * spread, abs=0.15 * spread)
+    assert held["num_examples"] == NUM_ROWS
     third = shop.checkpoint("third")
     shop.of_tasks(third, right(190), num_examples=NUM_ROWS)
     assert "is partial" in say("promote", third.id, "--as", "production", "--if", condition)[2]
