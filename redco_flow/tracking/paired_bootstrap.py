@@ -126,10 +126,10 @@ def draw_scores(
         size = min(_RESAMPLES_AT_ONCE, num_resamples - start)
         for rng, shares, tables in groups:
             times = rng.multinomial(len(shares), shares, size=size).astype(np.float64)
-            for key, (table, pooled) in tables.items():
-                sums = times @ table
-                found.setdefault(key, []).append(_scores(sums, key[1], pooled, len(shares)))
-    return {key: np.concatenate(parts) for key, parts in found.items()}
+            for score, (table, pooled) in tables.items():
+                drawn = _scores(times @ table, score[1], pooled, len(shares))
+                found.setdefault(score, []).append(drawn)
+    return {score: np.concatenate(parts) for score, parts in found.items()}
 
 
 Pooled = PooledMetric | LikelihoodMetric

@@ -278,7 +278,7 @@ def test_a_served_model_continues_texts_repeats_seeds_and_refuses_what_it_cannot
 
     assert texts[0] == texts[1] != other
     refused = {
-        "logprobs": asked | {"logprobs": 1},
+        "logprobs": asked | {"logprobs": 0},
         "nucleus": asked | {"nucleus": 0.5},
         "unknown model 'gpt-4'": asked | {"model": "gpt-4"},
         "reads 128": asked | {"max_tokens": 500},
