@@ -14,13 +14,14 @@ def number_pairs(
     """Return the predicted and the true numbers, which are the first references.
 
     Raises:
-        ValueError: a reference is no number.
+        ValueError: one of them is no number.
     """
     check_pairs(predictions, references)
     true = [values[0] for values in references]
-    for index, value in enumerate(true):
-        if not isinstance(value, int | float):
-            raise ValueError(f"the reference of example {index} is no number: {value!r}.")
+    for what, values in (("reference", true), ("prediction", predictions)):
+        for index, value in enumerate(values):
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"the {what} of example {index} is no number: {value!r}.")
     return list(map(float, predictions)), list(map(float, true))
 
 

@@ -123,11 +123,12 @@ def _group(
     baselines: Mapping[str, Any] = known.get("baselines") or {}
     count = known.get("num_examples")
     scores = [one.get("metrics") or {} for one in baselines.values()]
+    are_percentages = bool(known.get("modules"))
     return MetricsGroup(
         stage=stage.name,
         is_evaluation=_role(stage) == "evaluation",
         is_training=_role(stage) == "training",
-        rows=tuple(_rows(_named_metrics(stage), scores, directions)),
+        rows=tuple(_rows(_named_metrics(stage), scores, directions, are_percentages)),
         baselines=tuple(
             Baseline(name.replace("_", " "), _shortened(one.get("text")))
             for name, one in baselines.items()
@@ -153,8 +154,15 @@ def _rows(
     metrics: Mapping[str, float],
     baselines: list[Mapping[str, float]],
     directions: Mapping[str, str],
+    are_percentages: bool,  # noqa: FBT001
 ) -> Iterator[MetricRow]:
-    top = _scale([*metrics.values(), *(v for one in baselines for v in one.values())], directions)
+    drawn = (
+        value
+        for of in (metrics, *baselines)
+        for name, value in of.items()
+        if direction_of(name, directions) != "min"
+    )
+    top = _scale([*drawn], are_percentages=are_percentages)
     for name, value in metrics.items():
         better = direction_of(name, directions)
         others = tuple(one.get(name) for one in baselines)
@@ -173,11 +181,11 @@ def _rows(
         )
 
 
-def _scale(values: list[float], directions: Mapping[str, str]) -> float | None:
+def _scale(values: list[float], *, are_percentages: bool) -> float | None:
     """The end of a scale from 0: 100 for our scores, which are percentages; 1 for fractions."""
     if not values or min(values) < 0 or max(values) > 100:
         return None
-    return 1.0 if max(values) <= 1 and not directions else 100.0
+    return 1.0 if max(values) <= 1 and not are_percentages else 100.0
 
 
 def _scored(known: Mapping[str, Any], store: ArtifactStore) -> Iterator[str]:

@@ -18,8 +18,8 @@ Message = dict[str, Any]
 DEFAULT_KEYS = {"messages": "messages", "sharegpt": "conversations"}
 """The column of the messages, by format, where the pipeline names none."""
 
-_SYSTEM_ROLES = ("system", "developer")
-ROLES = (*_SYSTEM_ROLES, "user", "assistant", "tool")
+SYSTEM_ROLES = ("system", "developer")
+ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 """Who may say something in a conversation."""
 
 _ROLE_OF_SHAREGPT = {
@@ -103,7 +103,7 @@ class ChatColumns(NamedTuple):
                 listed = ", ".join(map(str, fields)) or "(none)"
                 raise BadConversation(f"no field '{key}'", f"its fields are {listed}")
         messages = [_with_values(one) for one in self._messages(fields)]
-        if self.default_system_message and messages and messages[0]["role"] not in _SYSTEM_ROLES:
+        if self.default_system_message and messages and messages[0]["role"] not in SYSTEM_ROLES:
             messages.insert(0, {"role": "system", "content": self.default_system_message})
         check_messages(messages)
         return Conversation(messages, read_tools(fields.get("tools")))
@@ -199,7 +199,7 @@ _AFTER = {
 
 def _place_of(message: Message) -> str:
     role = message["role"]
-    if role in _SYSTEM_ROLES:
+    if role in SYSTEM_ROLES:
         return "system"
     return "call" if role == "assistant" and message.get("tool_calls") else str(role)
 

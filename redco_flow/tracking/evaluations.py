@@ -29,6 +29,10 @@ def scores_of(evaluation: Artifact) -> Mapping[str, float]:
 def why_partial(workspace: Workspace, evaluation: Artifact) -> str:
     """Say why an evaluation does not speak for its whole split; empty where it does."""
     metadata, name = evaluation.metadata, f"evaluation {evaluation.short_id}"
+    result = _result_of(workspace, evaluation)
+    if result is not None and result.kind == "harness":  # its rows are the tasks', in no dataset
+        first = (result.ingredients.get("settings") or {}).get("num_examples")
+        return f"{name} is partial: the first {first} rows of each task." if first else ""
     split, num_examples = metadata.get("split"), metadata.get("num_examples")
     data = str(metadata.get("data", ""))
     dataset = ArtifactStore(workspace).find(data)

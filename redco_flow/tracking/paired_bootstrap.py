@@ -72,13 +72,22 @@ def why_not_compared(evaluations: Sequence[Evaluation], key: str) -> str:
     for other in others:
         if why := _identity(first, key).comparable_with(_identity(other, key)):
             return f"'{key}' of '{first.name}' and '{other.name}' cannot be compared: {why}"
+    rows = _scored_rows(first, key)
     for evaluation in evaluations:
-        if not all(key in line["scores"] for line in evaluation.lines):
+        found = _scored_rows(evaluation, key)
+        if not found:
             return (
                 f"'{key}' of '{evaluation.name}' is only defined for the full set (its metric has "
                 "no per_example, which says how sure a difference is)"
             )
+        if found != rows:
+            return f"'{first.name}' and '{evaluation.name}' have '{key}' of other examples"
     return ""
+
+
+def _scored_rows(evaluation: Evaluation, key: str) -> tuple[int, ...]:
+    """Return which lines have a score; of several tasks each has its own lines."""
+    return tuple(row for row, line in enumerate(evaluation.lines) if key in line["scores"])
 
 
 def _identity(evaluation: Evaluation, key: str) -> ScoreIdentity:
@@ -100,33 +109,44 @@ def draw_scores(
     """
     import numpy as np
 
-    rng = np.random.default_rng(seed)
-    num_examples = evaluations[0].summary.num_examples
-    shares = np.full(num_examples, 1 / num_examples)
     found: dict[tuple[str, str], list[NDArray[np.float64]]] = {}
-    tables = {(one.name, key): _table(one, key) for one in evaluations for key in keys}
+    by_rows: dict[tuple[int, ...], list[str]] = {}
+    for key in keys:
+        by_rows.setdefault(_scored_rows(evaluations[0], key), []).append(key)
+    groups = [
+        (
+            np.random.default_rng(seed),
+            np.full(len(rows), 1 / len(rows)),
+            {(one.name, key): _table(one, key, rows) for one in evaluations for key in fitting},
+        )
+        for rows, fitting in by_rows.items()
+    ]
     for start in range(0, num_resamples, _RESAMPLES_AT_ONCE):
         on_step(start)
         size = min(_RESAMPLES_AT_ONCE, num_resamples - start)
-        times = rng.multinomial(num_examples, shares, size=size).astype(np.float64)
-        for key, (table, pooled) in tables.items():
-            sums = times @ table
-            found.setdefault(key, []).append(_scores(sums, key[1], pooled, num_examples))
-    return {key: np.concatenate(parts) for key, parts in found.items()}
+        for rng, shares, tables in groups:
+            times = rng.multinomial(len(shares), shares, size=size).astype(np.float64)
+            for score, (table, pooled) in tables.items():
+                drawn = _scores(times @ table, score[1], pooled, len(shares))
+                found.setdefault(score, []).append(drawn)
+    return {score: np.concatenate(parts) for score, parts in found.items()}
 
 
 Pooled = PooledMetric | LikelihoodMetric
 
 
-def _table(evaluation: Evaluation, key: str) -> tuple[NDArray[np.float64], Pooled | None]:
-    """Return each example's summands of a score: counts, or the example's own score."""
+def _table(
+    evaluation: Evaluation, key: str, rows: Sequence[int]
+) -> tuple[NDArray[np.float64], Pooled | None]:
+    """Return some examples' summands of a score: counts, or the example's own score."""
     import numpy as np
 
+    lines = [evaluation.lines[row] for row in rows]
     for name in evaluation.summary.modules:
         metric = find_any_metric(name)
         if key in metric.KEYS and isinstance(metric, PooledMetric | LikelihoodMetric):
-            return np.array([line["statistics"][name] for line in evaluation.lines]), metric
-    return np.array([[line["scores"][key]] for line in evaluation.lines]), None
+            return np.array([line["statistics"][name] for line in lines]), metric
+    return np.array([[line["scores"][key]] for line in lines]), None
 
 
 def _scores(

@@ -221,7 +221,7 @@ class PromotionCandidate:
             "low": min(ends),
             "high": max(ends),
             "confidence": confidence,
-            "num_examples": first.summary.num_examples,
+            "num_examples": sum(key in line["scores"] for line in first.lines),
         }
 
     def _refuse_small(self, condition: Condition, score: float, other: str, gain: float) -> None:

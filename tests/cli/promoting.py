@@ -14,7 +14,12 @@ from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.run import run as evaluate
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.metrics_artifact import Prediction
+from redco_flow.tracking.metrics_artifact import (
+    LINES_FILE,
+    SUMMARY_FILE,
+    MetricsSummary,
+    Prediction,
+)
 from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
 
@@ -102,6 +107,37 @@ class Shop:
         return self._published(
             "metrics", made.path, dict(made.metadata), "demo", "evaluate", ingredients
         )
+
+    def of_tasks(
+        self, checkpoint: Artifact, right: Sequence[bool], num_examples: int | None = None
+    ) -> Artifact:
+        """What the harness publishes of two tasks; of `easy` all rows are right."""
+        lines = [
+            {"row_id": f"{task}/{row}", "scores": {f"{task}/acc": float(one)}, "statistics": {}}
+            for task, rows in {"easy": [True] * 20, "hard": right}.items()
+            for row, one in enumerate(rows)
+        ]
+        rows = digest_json([line["row_id"] for line in lines])
+        summary = MetricsSummary(
+            metrics={"easy/acc": 1.0, "hard/acc": float(np.mean(right))},
+            directions={"easy/acc": "max", "hard/acc": "max"},
+            modules=[],
+            baselines={},
+            num_examples=len(lines),
+            split="test",
+            step=7,
+            predictions="",
+            checkpoint=checkpoint.id,
+            data=rows,
+            config="e" * 64,
+            examples_digest=rows,
+        ).to_json()
+        folder = self._folder()
+        (folder / SUMMARY_FILE).write_text(json.dumps(summary))
+        (folder / LINES_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        ingredients = {"code": CODE, "settings": {"num_examples": num_examples}}
+        ingredients["inputs"] = {"checkpoint": [checkpoint.id]}
+        return self._published("metrics", folder, summary, "demo", "harness", ingredients)
 
     def _published(self, kind, path, metadata, pipeline, stage, ingredients) -> Artifact:
         fingerprint = digest_json([kind, ingredients])

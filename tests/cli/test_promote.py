@@ -115,6 +115,25 @@ def test_what_is_clearly_better_is_promoted_and_the_history_says_by_what(shop, s
     assert "75 against 50, a gain of 25 (95% interval" in history
 
 
+def test_one_of_several_tasks_of_the_harness_decides_by_its_own_rows(shop, say, names):
+    first, second = shop.checkpoint("first"), shop.checkpoint("second")
+    shop.of_tasks(first, right(100))
+    shop.of_tasks(second, right(150))
+    say("promote", first.id, "--as", "production")
+    condition = "hard/acc > production"
+
+    code, out, err = say("promote", second.id, "--as", "production", "--if", condition, "--json")
+
+    assert (code, names()) == (0, second.id), err
+    [held] = json.loads(out)["history"][-1]["comparisons"]
+    spread = np.sqrt(0.25 * 0.75 / NUM_ROWS)  # as of the evaluation above
+    assert held["low"] == pytest.approx(0.25 - 1.96 * spread, abs=0.15 * spread)
+    assert held["num_examples"] == NUM_ROWS
+    third = shop.checkpoint("third")
+    shop.of_tasks(third, right(190), num_examples=NUM_ROWS)
+    assert "is partial" in say("promote", third.id, "--as", "production", "--if", condition)[2]
+
+
 def promoted_pair(shop, say, first_right, second_right, **second_more):
     """A checkpoint in production and another beside it, both evaluated; the second one."""
     first, second = shop.checkpoint("first"), shop.checkpoint("second")

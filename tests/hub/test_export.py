@@ -153,7 +153,10 @@ class Published:
         baselines = {"copy_source": {"text": None, "metrics": {"bleu": 1.25}}}
         metadata = {"checkpoint": self.checkpoint.id, "metrics": {"bleu": 41.5}}
         metadata |= {"baselines": baselines, "split": "test", "num_examples": 99}
-        ArtifactStore(self.workspace).publish("metrics", summary, metadata=metadata)
+        of_tasks = {**metadata, "modules": [], "baselines": {}, "metrics": {"hellaswag/acc": 0.25}}
+        for one in (metadata, of_tasks):
+            ArtifactStore(self.workspace).publish("metrics", summary, metadata=one)
+            summary.write_text("{ }")  # another artifact
         summary.unlink()
 
     def export(self, folder, *, merge_lora=False, dtype=None):
@@ -246,8 +249,9 @@ def test_the_card_tells_the_making_and_the_scores_and_nothing_private(llama, exp
     assert not [word for word in private if word in text]
     assert card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "text-generation"
-    (result,) = card.data.eval_results
-    assert (result.metric_type, result.metric_value) == ("bleu", 41.5)
+    results = {one.metric_type: one for one in card.data.eval_results}
+    assert {name: one.metric_value for name, one in results.items()} == {"bleu": 41.5, "acc": 0.25}
+    assert (results["acc"].dataset_type, results["bleu"].dataset_type) == ("hellaswag", "tiny")
     assert "| bleu | 41.5 | 1.25 |" in card.text
     assert "On 99 examples of the test split" in card.text
     assert "learning_rate: 0.1" in card.text

@@ -98,6 +98,8 @@ def test_a_constant_correlates_with_nothing(metric):
     assert list(metric.compute([0.1] * 3, [[1.0], [2.0], [4.0]]).values()) == [0.0]
 
 
-def test_a_reference_that_is_no_number_is_told_with_its_place():
+def test_what_is_no_number_is_told_with_its_place():
     with pytest.raises(ValueError, match="reference of example 1 is no number: 'a'"):
         pearson.compute([1.0, 2.0], [[1.0], ["a"]])
+    with pytest.raises(ValueError, match="prediction of example 1 is no number: nan"):
+        spearman.compute([1.0, np.nan], [[1.0], [2.0]])  # it has no rank

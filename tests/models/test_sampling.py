@@ -63,6 +63,16 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(how):
     assert (np.abs(found - expected) <= 5 * np.sqrt(expected / num_draws)).all()
 
 
+@pytest.mark.parametrize("temperature", [1e-9, 1e-60])
+def test_next_to_temperature_zero_the_likeliest_token_wins(temperature):
+    logits = logits_of(6) - 40  # as GPT-2's, all below 0
+    keys = jax.random.key_data(jax.random.split(jax.random.key(2), 6))
+
+    for how in (Sampling(temperature), Sampling(temperature, top_k=3, top_p=0.8)):
+        drawn = draw(jnp.asarray(logits), jnp.asarray(0), keys, how)
+        np.testing.assert_array_equal(drawn, logits.argmax(axis=1))
+
+
 def test_a_row_draws_by_its_key_and_the_position_alone():
     logits = logits_of(4)
     keys = jax.random.key_data(jax.random.split(jax.random.key(1), 4))

@@ -246,14 +246,15 @@ class RunBuilder:
         baselines=None,
         confusion=None,
         parts=None,
+        modules=("rouge",),
         stage="evaluate",
         split="test",
     ) -> dict[str, str]:
         made = self.store.get(predictions)
         summary = MetricsSummary(
             metrics=metrics,
-            directions=dict.fromkeys(metrics, "max"),
-            modules=["rouge"],
+            directions={key: "min" if "perplexity" in key else "max" for key in metrics},
+            modules=list(modules),
             baselines=baselines or {},
             num_examples=len(scores),
             split=split,

@@ -72,6 +72,12 @@ def test_values_beyond_percentages_are_not_drawn_as_bars(builder, groups):
     assert not groups()[0].has_bars
 
 
+def test_fractions_of_lm_eval_are_drawn_on_a_scale_to_1_beside_what_has_no_bar(builder, groups):
+    evaluated(builder, {"hard/acc": 0.4, "hard/perplexity": 250.0}, modules=())
+
+    assert [row.bar for row in groups()[0].rows] == [40.0, None]
+
+
 def test_what_a_training_reports_of_itself_comes_after_the_evaluations(builder, groups):
     evaluated(builder, {"rouge2": 5.0})
 

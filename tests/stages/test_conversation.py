@@ -17,6 +17,7 @@ from threading import Event
 
 import pytest
 from stage_kinds import predict, preprocess, train
+from tokenizers import Tokenizer, decoders, models
 
 from redco_flow.cli.main import run_command
 from redco_flow.orchestrate.checkpoints.model_server import ModelServer
@@ -224,6 +225,28 @@ def test_pieces_are_whole_characters_and_hold_back_what_may_begin_a_stop_string(
     assert heard == growing.num_tokens < len(ids)
 
 
+def test_a_text_is_continued_with_the_space_that_its_tokenizer_leaves_out_of_a_text():
+    vocab = {word: number for number, word in enumerate(["</s>", "▁Hello", "▁world", "!"])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.decoder = decoders.Sequence(  # LLaMA 2's
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer = TextTokenizer(backend, pad_id=0, eos_id=0)
+    question = Question(prompt="Hello")
+    growing = GrowingAnswer(tokenizer, {0}, question, Event(), print, [1])
+
+    for token in (2, 3, 0):
+        growing.add(token)
+
+    assert backend.decode([1, 2, 3]) == "Hello world!"
+    assert growing.finish() == " world!"
+
+
 @pytest.mark.slow
 def test_a_client_that_goes_ends_its_answer_and_the_next_one_gets_another(served):
     body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 90, "stream": True}
@@ -255,7 +278,7 @@ def test_a_served_model_continues_texts_repeats_seeds_and_refuses_what_it_cannot
 
     assert texts[0] == texts[1] != other
     refused = {
-        "logprobs": asked | {"logprobs": 1},
+        "logprobs": asked | {"logprobs": 0},
         "nucleus": asked | {"nucleus": 0.5},
         "unknown model 'gpt-4'": asked | {"model": "gpt-4"},
         "reads 128": asked | {"max_tokens": 500},

@@ -10,7 +10,7 @@ from redco_flow.corpora import python_reference
 from redco_flow.stages.artifacts.curation import WrongCuration
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.curate.run import NothingLeft
-from redco_flow.stages.curate.text_filters import KeptTexts, grams, words_of
+from redco_flow.stages.curate.text_filters import EvaluationTexts, KeptTexts, grams, words_of
 
 LONG = "the night train to the coast leaves at ten and reaches the old harbour before the sun"
 KEPT = [
@@ -127,9 +127,12 @@ def test_what_is_held_out_by_a_share_is_what_it_would_be_without(bench, data, tm
 
 
 def test_conversations_and_plain_texts_are_compared_by_their_words(bench, tmp_path):
+    said = [("Where is it?", LONG), ("where IS it", LONG), ("When?", KEPT[1][1])]
+    # The same for all, it makes none a duplicate.
+    system = {"role": "system", "content": " ".join(map(str, range(200)))}
     chats = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in [("Where is it?", LONG), ("where IS it", LONG), ("When?", KEPT[1][1])]
+        {"messages": [system, {"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in said
     ]
     texts = [{"text": LONG}, {"text": f"{LONG}."}, {"text": KEPT[1][1]}]
     for name, recipe, rows, keys in [
@@ -143,6 +146,15 @@ def test_conversations_and_plain_texts_are_compared_by_their_words(bench, tmp_pa
         curation = bench.run(curate, {"recipe": recipe, "data": data})["curation"]
 
         assert list(dropped_of(curation)) == ["2"]
+
+
+def test_a_script_without_spaces_is_said_to_have_hardly_any_words(bench, tmp_path, caplog):
+    texts = ["今天天气很好，我们去公园散步。", "火车十点出发"]
+    path = write(tmp_path, "chinese", [("谁", text) for text in texts])
+
+    bench.run(curate, {"data": {"train": path, "validation_fraction": 0.0}})
+
+    assert "script without spaces" in caplog.text
 
 
 def test_rows_of_other_data_are_refused(bench, data, tmp_path):
@@ -190,6 +202,18 @@ def test_another_tokenizer_is_no_reason_to_compare_again():
         for tokenizer in (None, TOKENIZER)
     )
     assert one == other
+
+
+def test_a_short_row_is_in_an_evaluation_split_with_all_of_its_texts():
+    """And not with its answer alone, or without a word, as a message that calls a tool."""
+    evaluation = EvaluationTexts(13)
+    for number, texts in enumerate([["Is it red?", "No."], ["book a table", ""], ["?"]], 1):
+        evaluation.add(f"test.jsonl:{number}", texts)
+
+    rows = [["is it RED", "no"], ["is it green", "no"], ["a train", ""], ["!"]]
+    found = [evaluation.twin_of(list(map(words_of, row))) for row in rows]
+
+    assert [twin and twin.row_id for twin in found] == ["test.jsonl:1", None, None, None]
 
 
 def test_minhash_misses_next_to_no_pair_that_comparing_all_finds():

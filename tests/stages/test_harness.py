@@ -1,6 +1,7 @@
 """lm-eval asks a tiny GPT-2: its answers beside transformers' own model of the same parameters."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -55,14 +56,32 @@ doc_to_target: "{{choices[answer]}}"
 generation_kwargs: {until: [" "], max_gen_toks: 4}
 metric_list: [{metric: exact_match}]
 """
+LAST = """\
+task: last_word
+dataset_path: json
+dataset_kwargs: {data_files: {test: questions.jsonl}}
+test_split: test
+process_docs: !function draws.with_draw
+output_type: loglikelihood
+doc_to_text: "{{first}}"
+doc_to_target: " {{choices[answer]}}"
+metric_list: [{metric: perplexity, higher_is_better: false}, {metric: acc}]
+"""
+DRAWS = """\
+import random
+
+def with_draw(dataset):
+    return dataset.map(lambda doc: {"draw": random.getrandbits(40)})
+"""
 
 
 @pytest.fixture(scope="module")
 def tasks(shared_bench):
     folder = shared_bench.root / "tasks"
     folder.mkdir()
-    for name, text in {"next": NEXT, "texts": TEXTS, "answers": ANSWERS}.items():
+    for name, text in {"next": NEXT, "texts": TEXTS, "answers": ANSWERS, "last": LAST}.items():
         (folder / f"{name}.yaml").write_text(text)
+    (folder / "draws.py").write_text(DRAWS)
     questions = [
         {"first": f"{word} {WORDS[(i + 1) % 8]}", "choices": WORDS[:4], "answer": i % 4}
         for i, word in enumerate(WORDS * 3)
@@ -190,10 +209,13 @@ def test_texts_are_generated_up_to_a_stop_string(checkpoint, reference):
         whole = CheckpointArtifact(checkpoint.path).tokenizer.backend.decode(new)
         assert text == cut_before(whole, [" "])
 
+    drawn = asked("generate_until", (prompts[0], arguments | {"temperature": 50.0}))
+    assert model.generate_until(drawn)[0] != found[0]  # without do_sample, as lm-eval draws
+
 
 def test_tasks_of_ones_own_become_a_metrics_artifact(bench, checkpoint, tasks):
     settings = {
-        "tasks": ["next_word", "whole_texts", "answers"],
+        "tasks": ["next_word", "whole_texts", "answers", "last_word"],
         "tasks_folder": str(tasks),
         "num_examples": 8,
     }
@@ -211,6 +233,13 @@ def test_tasks_of_ones_own_become_a_metrics_artifact(bench, checkpoint, tasks):
     assert said["n-samples"]["next_word"] == {"original": 24, "effective": 8}
     answers = list(read_json_lines(metrics.path / "samples.jsonl"))
     assert {"doc", "resps", "doc_hash"} <= set(answers[0])
+    # Its perplexity is no mean of the questions' log-likelihoods.
+    assert summary.metrics["last_word/perplexity"] > 1
+    of_last = [line["scores"] for line in lines if line["row_id"].startswith("last")]
+    assert all(set(scores) == {"last_word/acc"} for scores in of_last)
+    generator = random.Random(harness.Config(tasks=["last_word"]).seed)
+    draws = {generator.getrandbits(40) for _ in range(200)}
+    assert all(one["doc"]["draw"] in draws for one in answers if "draw" in one["doc"])
 
 
 def test_an_unknown_task_is_told(bench, checkpoint, tasks):

@@ -96,7 +96,7 @@ def test_judged_scores_have_bootstrap_intervals_as_others_have(bench):
 @pytest.mark.parametrize(
     ("text", "same_as"),
     [("1,234.50", "1234.5"), ("$ 3", "3"), ("5 %", "5"), ("2/4", "0.5"), ("-7.", "-7"),
-     ("1e3", "1000"), (".5", "0.50"), ("+4", "4"), ("007", "7")],
+     ("1e3", "1000"), (".5", "0.50"), ("+4", "4"), ("007", "7"), ("\u22124", "-4")],
 )  # fmt: skip
 def test_equal_numbers_are_one_however_they_are_written(text, same_as):
     assert normal_number(text) == normal_number(same_as) is not None

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from redco_flow.engine.random import fold_in, random_bits
-from redco_flow.models.numerics import MASKED
 
 # Beyond all positions, which are folded into the same keys.
 _SEQUENCES = 1 << 30
@@ -51,12 +50,15 @@ class Sampling:
 
 
 def candidates(logits: jax.Array, how: Sampling) -> tuple[jax.Array, jax.Array]:
-    """Return the tokens that may be drawn (B, C) and their logits, hidden ones far below all.
+    """Return the tokens that may be drawn (B, C) and their logits below the largest's, 0.
+
+    Hidden ones have minus infinity.
 
     All tokens in their own order where neither top-k nor top-p narrows them; else the likeliest
     first.
     """
-    scaled = logits / how.temperature
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    scaled = (logits - largest) / max(how.temperature, float(np.finfo(np.float32).tiny))
     vocab_size = logits.shape[-1]
     if how.top_k is None and how.top_p == 1:
         tokens = jnp.broadcast_to(jnp.arange(vocab_size), logits.shape)
@@ -64,7 +66,7 @@ def candidates(logits: jax.Array, how: Sampling) -> tuple[jax.Array, jax.Array]:
     best, tokens = jax.lax.top_k(scaled, min(how.top_k or vocab_size, vocab_size))
     probabilities = jax.nn.softmax(best, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    return tokens, jnp.where(before < how.top_p, best, MASKED)
+    return tokens, jnp.where(before < how.top_p, best, -jnp.inf)
 
 
 def keys_of_sequences(keys: jax.Array, num_sequences: int) -> jax.Array:

@@ -109,26 +109,16 @@ def model_card(facts: CardFacts) -> str:
 
 
 def _metadata(facts: CardFacts) -> str:
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import ModelCardData
 
-    results = [
-        EvalResult(
-            task_type=_task(facts) or "text2text-generation",
-            dataset_type=next(iter(_datasets(facts.lineage)), facts.name),
-            dataset_name=f"{facts.name}, {one.get('split', '?')} split",
-            metric_type=key,
-            metric_value=value,
-        )
-        for one in facts.evaluations[-1:]
-        for key, value in (one.get("metrics") or {}).items()
-    ]
+    results = list(_results(facts))
     is_adapter = facts.form == "adapter"
     relation: dict[str, Any] = {"base_model_relation": "adapter" if is_adapter else "finetune"}
     card = ModelCardData(
         library_name="peft" if is_adapter else "transformers",
         base_model=facts.base.name if facts.base else None,
         datasets=_datasets(facts.lineage) or None,
-        metrics=[result.metric_type for result in results] or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         pipeline_tag=_task(facts),
         tags=["redco-flow"],
         model_name=facts.name if results else None,
@@ -136,6 +126,27 @@ def _metadata(facts: CardFacts) -> str:
         **(relation if facts.base else {}),
     )
     return str(card.to_yaml())
+
+
+def _results(facts: CardFacts) -> Iterator[Any]:
+    """The scores of the last evaluation on the pipeline's data, and of the last one by lm-eval.
+
+    The latter names no metrics of ours, and each score is of a task: `hellaswag/acc`.
+    """
+    from huggingface_hub import EvalResult
+
+    last = {one.get("modules") == []: one for one in facts.evaluations}
+    data = next(iter(_datasets(facts.lineage)), facts.name)
+    for is_of_tasks, one in last.items():
+        for key, value in (one.get("metrics") or {}).items():
+            task, _, metric = key.rpartition("/") if is_of_tasks else ("", "", key)
+            yield EvalResult(
+                task_type=_task(facts) or "text2text-generation",
+                dataset_type=task or data,
+                dataset_name=task or f"{facts.name}, {one.get('split', '?')} split",
+                metric_type=metric,
+                metric_value=value,
+            )
 
 
 def _task(facts: CardFacts) -> str | None:

@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from redco_flow.orchestrate.checkpoints.chat import CannotConverse, Chat, ProcessDied
 from redco_flow.orchestrate.http_server import LOOPBACK, BadRequest, HttpServer, RequestHandler
@@ -87,6 +87,13 @@ class _Settings(BaseModel):
     frequency_penalty: Literal[0] | None = None
     logprobs: Literal[False] | None = None
     echo: Literal[False] | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _asks_for_none(cls, logprobs: Any) -> Any:
+        if logprobs is not False:  # 0, which equals it, asks for those of the answer's tokens
+            raise ValueError("is not supported")
+        return logprobs
 
     def question(self) -> dict[str, Any]:
         """The fields of `conversation.Question` that are not the prompt's."""
@@ -186,7 +193,7 @@ def _read(kind: type[_ChatRequest | _TextRequest], body: Mapping[str, Any]) -> A
         if found["type"] == "extra_forbidden":
             known = ", ".join(kind.model_fields)
             raise BadRequest(f"{where} is not supported; known keys: {known}") from error
-        raise BadRequest(f"{where}: {found['msg']}") from error
+        raise BadRequest(f"{where}: {found['msg'].removeprefix('Value error, ')}") from error
 
 
 Events = Generator[dict[str, Any], None, None]

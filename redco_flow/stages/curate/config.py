@@ -42,7 +42,7 @@ class Config(StageConfig):
             similarity of their shingles); 1 drops equal ones alone; null none.
         shingle_words: neighbouring words of a shingle.
         contamination_words: drop a row that shares this number of consecutive words with a row of
-            an evaluation split, or is one of its texts; null none.
+            an evaluation split or, where its texts are all shorter, has the same texts; null none.
         min_words, max_words: drop shorter and longer rows.
         min_letter_share: drop a row where fewer of the words have a letter in them.
         max_symbol_share: drop a row with more hash signs and ellipses per word.

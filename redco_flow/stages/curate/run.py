@@ -7,11 +7,13 @@ is kept.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.tokenizers import has_no_spaces
 from redco_flow.recipes.find import find_recipe
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.artifacts.curation import Curation, DroppedRow, digest_of_rows
@@ -24,10 +26,13 @@ from redco_flow.stages.curate.text_filters import (
 )
 from redco_flow.stages.preprocess.batches import RawRows
 from redco_flow.stages.preprocess.texts import text_reader
-from redco_flow.text.conversations import Conversation
+from redco_flow.text.conversations import SYSTEM_ROLES, Conversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
 
 _TRAIN = "train"
+_NUM_LOOKED_AT = 1000  # rows, for the script of their texts
+
+logger = logging.getLogger(__name__)
 
 
 class NothingLeft(RedcoFlowError):
@@ -97,7 +102,9 @@ class _Rows:
     def _texts(self, source: str) -> list[str]:
         if self._are_chats:
             messages = Conversation.from_json(source).messages
-            return [str(one.get("content", "")) for one in messages]
+            # The system's are the same in many rows, which do not repeat each other by it.
+            said = (one for one in messages if one["role"] not in SYSTEM_ROLES)
+            return [str(one.get("content", "")) for one in said]
         return source.split(PAIR_SEPARATOR) if source else []
 
 
@@ -108,10 +115,21 @@ def _dropped(
     kept = None
     if config.near_duplicates is not None:
         kept = KeptTexts(config.near_duplicates, config.shingle_words)
+    num_unspaced = 0
     for split, row_id, texts in rows.read("judging rows"):
         num_rows[split] = num_rows.get(split, 0) + 1
-        if split == _TRAIN and (found := _judge(config, evaluation, kept, row_id, texts)):
+        if split != _TRAIN:
+            continue
+        if num_rows[split] <= _NUM_LOOKED_AT:
+            num_unspaced += has_no_spaces("\n".join(texts))
+        if found := _judge(config, evaluation, kept, row_id, texts):
             yield found
+    if num_unspaced > min(num_rows.get(_TRAIN, 0), _NUM_LOOKED_AT) / 2:
+        logger.warning(
+            "most texts are in a script without spaces, of which all between two punctuation marks "
+            "counts as one word: hardly a text but an equal one is found to repeat another, and "
+            "limits in words mean little."
+        )
 
 
 def _judge(

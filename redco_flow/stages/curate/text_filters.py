@@ -92,25 +92,30 @@ class EvaluationTexts:
 
     def add(self, row_id: str, texts: Iterable[str]) -> None:
         """Take in a row's texts."""
-        for words in map(words_of, texts):
-            if len(words) < self._size:
-                self._short.setdefault(_hash64(" ".join(words)), row_id)
-            for gram in self._grams(words):
-                self._rows.setdefault(_hash64(gram), row_id)
+        by_text = list(map(words_of, texts))
+        if short := self._short_row(by_text):
+            self._short.setdefault(_hash64(short), row_id)
+        for gram in (gram for words in by_text for gram in self._grams(words)):
+            self._rows.setdefault(_hash64(gram), row_id)
 
     def twin_of(self, texts: Sequence[Sequence[str]]) -> Twin | None:
-        """Return a row that has an n-gram of these, or their last text if that is a shorter one.
+        """Return a row that has an n-gram of these, or, where all are shorter, the same words.
 
         Args:
             texts: the words of each.
         """
-        last = " ".join(texts[-1])
-        if row_id := self._short.get(_hash64(last)):
-            return Twin(row_id, last)
+        short = self._short_row(texts)
+        if short and (row_id := self._short.get(_hash64(short))):
+            return Twin(row_id, short)
         for gram in (gram for words in texts for gram in self._grams(words)):
             if row_id := self._rows.get(_hash64(gram)):
                 return Twin(row_id, gram)
         return None
+
+    def _short_row(self, texts: Sequence[Sequence[str]]) -> str:
+        """Return all texts of a row without n-grams; a short answer alone is in many rows."""
+        is_short = any(texts) and all(len(words) < self._size for words in texts)
+        return "\n".join(map(" ".join, texts)) if is_short else ""
 
     def _grams(self, words: Sequence[str]) -> Iterator[str]:
         return grams(words, self._size) if len(words) >= self._size else iter(())

@@ -282,7 +282,8 @@ def normal_number(text: str) -> str | None:
     Known are decimals, with an exponent, too, and quotients of them, with signs of currency,
     percent and thousands around.
     """
-    found = _NUMBER.fullmatch(_AROUND_NUMBERS.sub("", text.strip()))
+    plain = _AROUND_NUMBERS.sub("", text.strip()).replace("\N{MINUS SIGN}", "-")
+    found = _NUMBER.fullmatch(plain)
     if found is None:
         return None
     return str(Fraction(found["number"]) / int(found["divisor"] or 1))

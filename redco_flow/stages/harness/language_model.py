@@ -261,16 +261,19 @@ class HarnessModel(TemplateLM):
         return list(self._text.backend.decode_batch(known, skip_special_tokens=True))
 
     def _generation(self, arguments: Mapping[str, Any]) -> Generation:
-        is_drawn = bool(arguments.get("do_sample")) and arguments.get("temperature") != 0
+        temperature = arguments.get("temperature")
+        is_drawn = arguments.get("do_sample")
+        if is_drawn is None:  # then a temperature says it, as in lm-eval
+            is_drawn = bool(temperature)
         sampling = RandomChoice(
-            float(arguments.get("temperature") or 1.0),
+            float(temperature or 1.0),
             arguments.get("top_k"),
             float(arguments.get("top_p") or 1.0),
         )
         return Generation(
             max_length=int(arguments.get("max_gen_toks") or self._config.max_gen_toks),
             num_beams=int(arguments.get("num_beams") or 1),
-            sampling=sampling if is_drawn else None,
+            sampling=sampling if is_drawn and temperature != 0 else None,
         )
 
     def _predict(

@@ -6,11 +6,14 @@ import contextlib
 import json
 import logging
 import math
+import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import lm_eval
+import numpy as np
 from lm_eval.tasks import TaskManager
 
 from redco_flow.errors import RedcoFlowError
@@ -52,7 +55,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     checkpoint = CheckpointArtifact(context.input("checkpoint").path)
     model = HarnessModel(checkpoint, config, on_progress)
     found = _evaluate(model, tasks, config)
-    lines = list(_lines(found["samples"]))
+    lines = list(_lines(found["samples"], found["results"]))
     summary = _summary(context, config, checkpoint, found, lines)
     folder = context.work_dir / "metrics"
     if context.attempt_dir.rank == 0:  # every process has all answers
@@ -65,7 +68,11 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
 
 def _load_tasks(config: Config) -> dict[str, Any]:
-    """Return lm-eval's tasks; its own ones, thousands of files, are read where one is not ours."""
+    """Return lm-eval's tasks; its own ones, thousands of files, are read where one is not ours.
+
+    Some tasks shuffle their answers with Python's or NumPy's global generator.
+    """
+    _seed_generators(config)
     folder = config.tasks_folder
     manager = TaskManager(include_path=folder, include_defaults=False)
     if any(name not in manager.all_tasks for name in config.tasks):
@@ -81,7 +88,14 @@ def _load_tasks(config: Config) -> dict[str, Any]:
         return dict(manager.load(config.tasks))
 
 
+def _seed_generators(config: Config) -> None:
+    """Seed as `lm_eval.simple_evaluate` does: every process asks the same, in every attempt."""
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+
+
 def _evaluate(model: HarnessModel, tasks: dict[str, Any], config: Config) -> dict[str, Any]:
+    _seed_generators(config)
     for task in tasks["tasks"].values():
         _set_fewshot(task, config)
     with _told("evaluated"):
@@ -92,6 +106,7 @@ def _evaluate(model: HarnessModel, tasks: dict[str, Any], config: Config) -> dic
             bootstrap_iters=config.bootstrap_iters,
             log_samples=True,
             apply_chat_template=config.apply_chat_template,
+            fewshot_as_multiturn=config.apply_chat_template,  # lm-eval's own default
             system_instruction=config.system_instruction,
             confirm_run_unsafe_code=config.confirm_run_unsafe_code,
         )
@@ -162,9 +177,13 @@ def _scores(found: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]
     return metrics, directions
 
 
-def _lines(samples: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+Samples = Mapping[str, list[Mapping[str, Any]]]
+
+
+def _lines(samples: Samples, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a line per question of a task, in their order: what it scored by each metric."""
     for task in sorted(samples):
+        kept = set(_means(samples[task], results[task]))
         for sample in sorted(samples[task], key=lambda one: (one["doc_id"], one["filter"])):
             chosen = "" if sample["filter"] == "none" else f",{sample['filter']}"
             yield {
@@ -173,10 +192,26 @@ def _lines(samples: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[dict[str,
                 "scores": {
                     f"{task}/{metric}{chosen}": float(sample[metric])
                     for metric in sample["metrics"]
-                    if _is_finite(sample[metric])
+                    if f"{metric},{sample['filter']}" in kept
                 },
                 "statistics": {},
             }
+
+
+def _means(samples: list[Mapping[str, Any]], scores: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the scores of a task that are the mean of its questions'.
+
+    Of the perplexity of an answer, say, lm-eval records the log-likelihood for each question.
+    """
+    values = defaultdict(list)
+    for sample in samples:
+        for metric in sample["metrics"]:
+            values[f"{metric},{sample['filter']}"].append(sample[metric])
+    for name, found in values.items():
+        if all(map(_is_finite, found)) and math.isclose(
+            math.fsum(found) / len(found), scores.get(name, math.nan), abs_tol=1e-9
+        ):
+            yield name
 
 
 def _is_finite(value: Any) -> bool:

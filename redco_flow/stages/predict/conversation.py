@@ -55,6 +55,7 @@ from redco_flow.text.tokenizer import TextTokenizer
 _RECIPE = "chat"
 _ENOUGH = "enough"
 _NUM_PREDICTORS = 16
+_NUM_BEFORE = 8  # tokens that an answer is decoded with: more than a character or a space has
 _SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
 
 
@@ -223,7 +224,8 @@ class Conversant:
         predictor = self._predictor(width, request, reads_tokens=question.reads_tokens)
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
         ends = {self._tokenizer.eos_id, *end_ids(self._checkpoint.record.model)}
-        growing = GrowingAnswer(self._tokenizer, ends, question, enough, write)
+        before = ids if question.messages is None else ()
+        growing = GrowingAnswer(self._tokenizer, ends, question, enough, write, before)
         self._add = growing.add
         (tokens,) = predictor.predict([example], self._params, seed=seed)
         if not question.reads_tokens:
@@ -309,6 +311,8 @@ class GrowingAnswer:
 
     Args:
         ends: tokens that end it.
+        before: tokens of the text that it continues: some tokenizers leave out a text's first
+            space.
     """
 
     def __init__(
@@ -318,11 +322,12 @@ class GrowingAnswer:
         question: Question,
         enough: Event,
         write: Callable[[str], None],
+        before: Sequence[int] = (),
     ) -> None:
         self._tokenizer, self._ends, self._question = tokenizer, ends, question
         self._enough, self._write = enough, write
-        self._ids: list[int] = []
-        self._text_before, self._before, self._settled = "", 0, 0
+        self._ids = list(before[-_NUM_BEFORE:])
+        self._text_before, self._before, self._settled = "", 0, len(self._ids)
         self._written = ""
         self.num_tokens = 0
         self.is_whole = False
