@@ -259,8 +259,9 @@ def _list(options: argparse.Namespace) -> int:
     found = [(one, one.read()) for one in list_schedules(workspace)]
     if not found:
         sys.stderr.write("no schedules yet: redco-flow schedule add FILE --cron '0 3 * * 1'\n")
+    if not found and not options.json:
         return 0
-    deployed = _deployed([schedule.name for _, schedule in found])
+    deployed = _deployed([schedule.name for _, schedule in found]) if found else {}
     if options.json:
         records = [_record(one, deployed.get(one.name)) for _, one in found]
         print(json.dumps(records))

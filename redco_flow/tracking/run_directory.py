@@ -403,6 +403,10 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
         return RunDirectory(workspace.runs / fitting[0])
     if text and fitting:
         raise UsageError(f"{text!r} fits {len(fitting)} runs: {_some(fitting)}. Add letters.")
+    if text and (workspace.root / "sweeps" / text).is_dir():
+        raise UsageError(
+            f"{text} is a sweep; name one of its runs, which `redco-flow status {text}` lists."
+        )
     raise UsageError(f"no run {text!r} in {workspace.root}; there are last, {_nearest(text, ids)}")
 
 

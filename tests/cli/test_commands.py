@@ -101,10 +101,12 @@ def test_logs_print_what_a_stage_printed(finished):
 
     everything = command("logs", result["run"])
     one_stage = command("logs", f"{result['run']}/numbers")
+    path = command.json("status", result["run"])["report"].removesuffix("/report.html")
 
     assert "numbers | writing 3 numbers" in everything
     assert "writing 3 numbers" in one_stage
     assert "learning rate" not in one_stage
+    assert [command("logs", path), command("logs", f"{path}/numbers")] == [everything, one_stage]
 
 
 def test_mistakes_in_the_data_s_first_rows_are_told_by_plan_and_run_before_anything_starts(command):
