@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 from redco_flow.bounded import within
 from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_path
@@ -183,7 +185,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
             f"note: runs of a schedule are driven by a process of the machine that serves it, not "
             f"by a job (launcher: {loaded.profile.launcher})\n"
         )
-    timezone = section.timezone or _local_timezone()
+    timezone = section.timezone or local_timezone()
     schedule = Schedule(
         name=section.name or loaded.pipeline.name,
         pipeline=str(path),
@@ -248,10 +250,23 @@ def _profile_word(profile: str) -> str:
     return str(path.absolute()) if is_file(path) else profile
 
 
-def _local_timezone() -> str:
+def local_timezone() -> str:
+    """Return the name of this machine's time zone.
+
+    Raises:
+        UsageError: it has none, as TZ=CET-1CEST.
+    """
     import tzlocal
 
-    return str(tzlocal.get_localzone_name() or "UTC")
+    name = str(tzlocal.get_localzone_name() or "UTC")
+    for days in (0, 182):  # summer and winter
+        date = datetime.now(UTC) + timedelta(days=days)
+        if date.astimezone(ZoneInfo(name)).utcoffset() != date.astimezone().utcoffset():
+            raise UsageError(
+                f"this machine's time zone (TZ={os.environ.get('TZ', '')}) is not that of a place: "
+                "give --timezone, such as Europe/Berlin."
+            )
+    return name
 
 
 def _list(options: argparse.Namespace) -> int:

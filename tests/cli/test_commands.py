@@ -449,3 +449,11 @@ def test_a_pipeline_without_a_tokenizer_is_refused_by_plan(command):
 
     assert message.startswith("redco-flow: tiny.yaml:3:")
     assert "there is no tokenizer: give data.tokenizer" in message
+
+
+def test_a_schedule_takes_no_time_zone_of_a_machine_that_is_not_that_of_a_place(command):
+    words = ("schedule", "add", "sums.yaml", "--cron", "0 3 * * *")
+
+    error = command(*words, code=2, environment={"TZ": "CET-1CEST"})
+
+    assert "(TZ=CET-1CEST) is not that of a place: give --timezone" in error
