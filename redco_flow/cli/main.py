@@ -12,7 +12,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from redco_flow import __version__
@@ -139,6 +141,8 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, word: str) -> None:
 
 def _refuse_unprintable_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """No file, record or name here can hold a NUL or bytes that are not UTF-8."""
+    with suppress(FileNotFoundError):  # a directory that was removed has no name
+        words = [*words, str(Path.cwd())]
     for word in words:
         try:
             word.encode()

@@ -13,7 +13,7 @@ from redco_flow.cli import main
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import wait_for
+from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -449,6 +449,13 @@ def test_a_pipeline_without_a_tokenizer_is_refused_by_plan(command):
 
     assert message.startswith("redco-flow: tiny.yaml:3:")
     assert "there is no tokenizer: give data.tokenizer" in message
+
+
+def test_a_directory_whose_name_is_not_text_is_refused(command):
+    folder = Path(os.fsdecode(os.fsencode(command.folder) + b"/\xff"))
+    folder.mkdir()
+
+    assert "is not UTF-8" in Command(folder)("ls", code=2)
 
 
 def test_a_schedule_takes_no_time_zone_of_a_machine_that_is_not_that_of_a_place(command):
