@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
@@ -55,9 +56,27 @@ class VisibleStream(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text, made visible."""
-        self._stream.write(visible(text))
+        """Write the text, made visible.
+
+        Raises:
+            OSError: it cannot be written; names the stream.
+        """
+        with self._named_in_errors():
+            self._stream.write(visible(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Pass on what is buffered; errors are those of `write`."""
+        with self._named_in_errors():
+            self._stream.flush()
+
+    @contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = f"/dev/{self._stream.name.strip('<>')}"  # of "<stdout>"
+            raise
 
     def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
         """Write each text, made visible."""
@@ -65,7 +84,7 @@ class VisibleStream(io.TextIOBase):
             self.write(line)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("write", "writelines", "_stream", "__class__"):
+        if name in ("write", "writelines", "flush", "_named_in_errors", "_stream", "__class__"):
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "_stream"), name)
 

@@ -77,6 +77,23 @@ def test_an_error_of_the_command_line_shows_the_codes_of_a_name():
         assert "txt.exe" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [
+        ("> /dev/full", 2, "redco-flow: /dev/stdout: No space left on device"),
+        (">&- 2>&-", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_output_that_nobody_can_read_is_an_error_only_on_a_full_disk(redirection, code, message):
+    program = f"set -o pipefail; {sys.executable} -m redco_flow.cli.main schema {redirection}"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert bool(done.stderr) is bool(message)
+
+
 def test_the_live_table_shows_the_codes_of_a_message():
     """It draws with codes of its own, so its texts are made visible one by one."""
     stage = {

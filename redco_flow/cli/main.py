@@ -12,7 +12,9 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from redco_flow import __version__
@@ -139,6 +141,8 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, word: str) -> None:
 
 def _refuse_unprintable_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """No file, record or name here can hold a NUL or bytes that are not UTF-8."""
+    with suppress(FileNotFoundError):  # a directory that was removed has no name
+        words = [*words, str(Path.cwd())]
     for word in words:
         try:
             word.encode()
@@ -183,6 +187,10 @@ def run_command(words: Sequence[str]) -> int:
     append_current_directory()
     try:
         code = _run_here_or_there(options, words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: that is no error of ours.
+        return 0
     except RedcoFlowError as error:
         sys.stderr.write(f"redco-flow: {error}\n")
         return error.exit_code
@@ -210,21 +218,30 @@ def _run_here_or_there(options: argparse.Namespace, words: Sequence[str]) -> int
     return code
 
 
+def _drop_unwritable_output() -> None:
+    """Drop what cannot be written, which was reported or has no reader: Python would try again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main() -> None:
     """Entry point of the console script."""
     # What the imports make stays: searching it for garbage is a tenth of their time.
     gc.set_threshold(50_000)
     # Names, messages and log lines hold what their writers chose: none of it acts on a terminal.
-    sys.stdout, sys.stderr = VisibleStream(sys.stdout), VisibleStream(sys.stderr)
+    for name in ("stdout", "stderr"):
+        # A closed one (>&-) would leave its descriptor to the next file that is opened.
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (until the end)
+        setattr(sys, name, VisibleStream(stream))
     try:
         code = run_command(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output (head, less) went away: that is no error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except KeyboardInterrupt:
         code = 130
+    finally:
+        _drop_unwritable_output()
     raise SystemExit(code)
 
 

@@ -346,16 +346,17 @@ def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
 
 def next_steps(view: dict[str, Any]) -> str:
     if view["state"] == State.COMPLETED:
-        return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
+        return f"next: redco-flow why {_example_result(view)} · redco-flow logs {view['run']}"
     failed = [name for name, stage in view["stages"].items() if stage["state"] == State.FAILED]
     logs = "/".join([view["run"], *failed[:1]])
     verb = "resume" if view["state"] == State.STOPPED_EARLY else "retry"
     return f"next: redco-flow logs {logs} · redco-flow {verb} {view['run']}"
 
 
-def _example_metric(view: dict[str, Any]) -> str:
-    name = next(iter(view["metrics"]), None)
-    return str(view["run"]) if name is None else f"{view['run']}/{name}"
+def _example_result(view: dict[str, Any]) -> str:
+    """Return a metric or, of a run without one, its last stage with a result."""
+    made = [name for name, stage in view["stages"].items() if stage["state"] == State.COMPLETED]
+    return f"{view['run']}/{next(iter(view['metrics']), made[-1])}"
 
 
 def _find(options: argparse.Namespace) -> RunDirectory:

@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 from redco_flow.bounded import within
 from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_of
@@ -183,7 +185,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
             f"note: runs of a schedule are driven by a process of the machine that serves it, not "
             f"by a job (launcher: {loaded.profile.launcher})\n"
         )
-    timezone = section.timezone or _local_timezone()
+    timezone = section.timezone or local_timezone()
     schedule = Schedule(
         name=section.name or loaded.pipeline.name,
         pipeline=str(path),
@@ -248,10 +250,23 @@ def _profile_word(profile: str) -> str:
     return str(path.absolute()) if is_file(path) else profile
 
 
-def _local_timezone() -> str:
+def local_timezone() -> str:
+    """Return the name of this machine's time zone.
+
+    Raises:
+        UsageError: it has none, as TZ=CET-1CEST.
+    """
     import tzlocal
 
-    return str(tzlocal.get_localzone_name() or "UTC")
+    name = str(tzlocal.get_localzone_name() or "UTC")
+    for days in (0, 182):  # summer and winter
+        date = datetime.now(UTC) + timedelta(days=days)
+        if date.astimezone(ZoneInfo(name)).utcoffset() != date.astimezone().utcoffset():
+            raise UsageError(
+                f"this machine's time zone (TZ={os.environ.get('TZ', '')}) is not that of a place: "
+                "give --timezone, such as Europe/Berlin."
+            )
+    return name
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -259,8 +274,9 @@ def _list(options: argparse.Namespace) -> int:
     found = [(one, one.read()) for one in list_schedules(workspace)]
     if not found:
         sys.stderr.write("no schedules yet: redco-flow schedule add FILE --cron '0 3 * * 1'\n")
+    if not found and not options.json:
         return 0
-    deployed = _deployed([schedule.name for _, schedule in found])
+    deployed = _deployed([schedule.name for _, schedule in found]) if found else {}
     if options.json:
         records = [_record(one, deployed.get(one.name)) for _, one in found]
         print(json.dumps(records))

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from redco_flow.cli.arguments import (
@@ -420,8 +421,10 @@ def _attach(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    text, _, stage = options.run.partition("/")
-    run = _find_of_logs(options, text or "@last")
+    text, stage = options.run, ""
+    if "/" in text and not (Path(text) / "run.json").is_file():
+        text, _, stage = text.rpartition("/")
+    run = _find(options, text or "@last")
     known = stage_names(run)
     if stage and stage not in known:
         raise UsageError(f"run {run.id} has no stage {stage!r}; its stages: {', '.join(known)}.")
@@ -435,12 +438,3 @@ def _logs(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return DETACHED_EXIT_CODE
     return 0
-
-
-def _find_of_logs(options: argparse.Namespace, text: str) -> RunDirectory:
-    """The run; a sweep's points are runs, each with logs of its own."""
-    workspace = workspace_of(options)
-    if (sweep := find_sweep(workspace, text)) is not None:
-        listed = ", ".join(point.run for point in sweep.points)
-        raise UsageError(f"{sweep.id} is a sweep; name one of its runs: {listed}.")
-    return find_run(workspace, text)

@@ -13,7 +13,7 @@ from redco_flow.cli import main
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import wait_for
+from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -101,10 +101,12 @@ def test_logs_print_what_a_stage_printed(finished):
 
     everything = command("logs", result["run"])
     one_stage = command("logs", f"{result['run']}/numbers")
+    path = command.json("status", result["run"])["report"].removesuffix("/report.html")
 
     assert "numbers | writing 3 numbers" in everything
     assert "writing 3 numbers" in one_stage
     assert "learning rate" not in one_stage
+    assert [command("logs", path), command("logs", f"{path}/numbers")] == [everything, one_stage]
 
 
 def test_mistakes_in_the_data_s_first_rows_are_told_by_plan_and_run_before_anything_starts(command):
@@ -450,3 +452,18 @@ def test_a_pipeline_without_a_tokenizer_is_refused_by_plan(command):
 
     assert message.startswith("redco-flow: tiny.yaml:3:")
     assert "there is no tokenizer: give data.tokenizer" in message
+
+
+def test_a_directory_whose_name_is_not_text_is_refused(command):
+    folder = Path(os.fsdecode(os.fsencode(command.folder) + b"/\xff"))
+    folder.mkdir()
+
+    assert "is not UTF-8" in Command(folder)("ls", code=2)
+
+
+def test_a_schedule_takes_no_time_zone_of_a_machine_that_is_not_that_of_a_place(command):
+    words = ("schedule", "add", "sums.yaml", "--cron", "0 3 * * *")
+
+    error = command(*words, code=2, environment={"TZ": "CET-1CEST"})
+
+    assert "(TZ=CET-1CEST) is not that of a place: give --timezone" in error

@@ -92,17 +92,18 @@ def test_a_stage_without_a_log_says_how_it_is(twice):
     assert said == "total: skipped, no log (left out by --from or --until)\n"
 
 
-def test_the_logs_of_a_sweep_name_its_runs(command):
+def test_a_verb_of_one_run_refuses_a_sweep_and_names_the_verb_that_lists_its_runs(command):
     words = ["--sweep", "total.learning_rate=1.0,2.0", "--max-parallel", "1"]
     sweep = command.json("run", "sums.yaml", *words)
     runs = [point["run"] for point in sweep["points"]]
 
-    refused = command("logs", sweep["sweep"], code=2)
-    out, said = logs(command, f"{runs[1]}/numbers")
+    refused = [command(verb, sweep["sweep"], code=2) for verb in ("logs", "retry", "diff")]
+    out, remark = logs(command, f"{runs[1]}/numbers")
 
-    assert ", ".join(runs) in refused
+    said = f"is a sweep; name one of its runs, which `redco-flow status {sweep['sweep']}` lists"
+    assert all(said in one for one in refused)
     assert "writing 3 numbers" in out
-    assert f"made by run {runs[0]}," in said
+    assert f"made by run {runs[0]}," in remark
 
 
 @pytest.fixture

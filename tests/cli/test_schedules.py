@@ -115,6 +115,7 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
     wait_for(lambda: served.start("schedule", "rm", "weekly").wait() == 0)
     assert served.json("status", first.run)["state"] == "completed"
     assert "no schedules yet" in served.start("schedule", "ls").communicate()[1]
+    assert served.json("schedule", "ls") == []
 
 
 def test_a_schedule_is_deleted_while_its_rule_keeps_the_server_from_answering(served):

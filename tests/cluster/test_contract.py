@@ -7,7 +7,14 @@ from tiny_stages.contract import ExecutorContract
 @pytest.mark.cluster
 @pytest.mark.slow
 class TestSlurm(ExecutorContract):
-    """Jobs of a Slurm cluster."""
+    """Jobs of a Slurm cluster, of a user whose own defaults for Slurm's commands hide them."""
+
+    @pytest.fixture(autouse=True)
+    def _defaults_of_commands(self, slurm):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SQUEUE_PARTITION", "high")  # jobs are in "main"
+            patch.setenv("SCANCEL_STATE", "PENDING")
+            yield
 
     def test_a_job_that_is_killed_whole_is_known_to_have_failed(self, slurm, submit, attempt_of):
         """Fault 11: neither an exit record nor sacct, only squeue."""

@@ -11,6 +11,7 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
+from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -70,7 +71,7 @@ def test_a_job_that_ends_while_no_launcher_follows_is_taken_up_with_its_result(
     assert job.state == "COMPLETED", job.status()
 
 
-def test_a_cancel_from_another_process_reaches_a_job_whose_launcher_is_gone(
+def test_a_cancel_reaches_a_job_whose_launcher_is_gone_once_its_host_answers_again(
     launch, workspace, hosts, folder
 ):
     attempt = make_attempt(workspace, "save_when_stopped", config={"folder": str(folder)})
@@ -78,12 +79,42 @@ def test_a_cancel_from_another_process_reaches_a_job_whose_launcher_is_gone(
     wait_until(lambda: phase_of(attempt) == "training")
     launcher.kill()
     launcher.wait()
+    host = hosts.hosts[0]
 
-    job = reattach(attempt.read_job())
-    job.cancel()
+    hosts.cut(host)
+    try:
+        job = reattach(attempt.read_job())
+        job.cancel(check=False)
+        wait_until(lambda: job.done() or "no word since" in job.status().message)
+        assert not job.done()
+    finally:
+        hosts.mend(host)
+    assert job.wait_seconds(400), job.status()
 
     assert job.state == "CANCELLED"
     assert (folder / "saved").exists()
+
+
+def test_a_host_that_was_lost_while_no_launcher_followed_counts_as_lost(
+    lose_launcher, workspace, hosts, folder
+):
+    attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(folder)})
+    lose_launcher(attempt)
+    record = attempt.read_job()
+    record["settings"]["lost_after_minutes"] = 0.05
+    write_json(attempt.job_path, record)
+    host = hosts.hosts[0]
+
+    hosts.cut(host)
+    try:
+        job = reattach(record)
+        assert job.wait_seconds(400), job.status()
+    finally:
+        hosts.mend(host)
+        (folder / "go").touch()
+
+    assert job.state == "NODE_FAILURE", job.status()
+    assert "lost_after_minutes" in job.status().message
 
 
 def test_a_group_ends_with_its_first_dead_rank_while_no_launcher_follows(launch, workspace, hosts):

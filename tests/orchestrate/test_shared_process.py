@@ -22,9 +22,10 @@ from orchestrate_runs import (
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.orchestrate.prefect.server import home_directory
+from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.sharing import Listener, offer
-from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.orchestrate.run.start import resume_run, retry_run
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.locks import acquire, find_holder
 
@@ -102,6 +103,19 @@ def test_a_run_that_cannot_be_driven_is_left_without_a_lease(runs):
         Driver().start(run)
 
     assert find_holder(run) is None
+
+
+def test_a_run_that_is_cancelled_before_its_process_has_begun_is_driven_only_when_retried(runs):
+    run = runs.write(TWO_STAGES)
+    cancel_run(run)
+
+    with pytest.raises(UsageError, match="has ended already: it is cancelled"):
+        Driver().start(run)
+
+    assert run.read_state()["state"] == "cancelled"
+    assert find_holder(run) is None
+    retry_run(run)
+    assert wait_for_end(run)["state"] == "completed"
 
 
 @pytest.mark.slow

@@ -133,22 +133,32 @@ class JobStart:
         self._tell = tell
         # Two hosts may have the same checkpoint.
         self._fetching = asyncio.Lock()
+        self._may_have_begun = bool(record.hosts)  # by a launcher before this one
 
     async def start(self) -> StartedJob:
         """Return the job once every rank has been started.
 
+        Also where ranks may run on a host that does not answer: one that is silent for too long,
+        or a job that is cancelled, is left to who follows it.
+
         Raises:
             DoesNotFit, HostRefused: it cannot be; nothing of it is left on the hosts.
-            RunCancelled: it was cancelled; likewise.
+            RunCancelled: it was cancelled before any rank began; likewise.
         """
         try:
             await self._have_hosts()
-            while not await self._all_begun():
+            while not self._is_left_to_follower() and not await self._all_begun():
                 await self._doze(_SECONDS_BETWEEN_TRIES)
         except BaseException:
             await self._withdraw()
             raise
         return self._job
+
+    def _is_left_to_follower(self) -> bool:
+        """Whether nothing more is to be started: the job is cancelled, or a host is lost."""
+        seconds = self._job.record.settings.lost_after_minutes * 60
+        is_cancelled = self._may_have_begun and self._job.attempt.cancel_path.exists()
+        return is_cancelled or any(one.is_lost(seconds) for one in self._job.connections)
 
     async def _have_hosts(self) -> None:
         """Take free hosts, unless job.json says which were taken."""
@@ -183,12 +193,15 @@ class JobStart:
 
     async def _on_all(self, act: Callable[[HostConnection], Awaitable[None]]) -> bool:
         """Do something on every host; say whether all answered."""
-        done = await asyncio.gather(
-            *(act(connection) for connection in self._job.connections), return_exceptions=True
-        )
-        errors = [one for one in done if isinstance(one, BaseException)]
-        for error in errors:
-            if not isinstance(error, HostUnreachable):
+        connections = self._job.connections
+        done = await asyncio.gather(*map(act, connections), return_exceptions=True)
+        errors = []
+        for connection, error in zip(connections, done, strict=True):
+            if isinstance(error, HostUnreachable):
+                errors.append(error)
+                connection.close()  # it is opened again
+                connection.note_silence()
+            elif error is not None:
                 raise error
         if errors:
             self._wait(f"cannot be started yet: {errors[0]}")
@@ -208,6 +221,7 @@ class JobStart:
     async def _begin_on(self, connection: HostConnection) -> None:
         async with self._preparing(connection):
             brought = {} if self._job.record.is_shared else await self._bring(connection)
+        self._may_have_begun = True  # also where no answer comes
         answer = await connection.ask(
             "begin",
             _SECONDS_TO_BEGIN,
@@ -253,6 +267,7 @@ class JobStart:
         """Keep a host's lease while files are copied."""
         if not connection.is_open:
             await connection.open()
+            connection.note_word()
         self._wait(f"is being prepared on {', '.join(self._job.record.hosts)}")
         renewing = asyncio.create_task(self._renew(connection))
         try:
@@ -287,7 +302,7 @@ class JobStart:
             await asyncio.sleep(0.1)
 
     def _raise_if_cancelled(self) -> None:
-        if self._job.attempt.cancel_path.exists():
+        if self._job.attempt.cancel_path.exists() and not self._may_have_begun:
             raise RunCancelled("it was cancelled before it ran.")
 
     def _wait(self, message: str) -> None:

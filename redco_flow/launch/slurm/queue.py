@@ -238,10 +238,12 @@ def _complete(
     command: list[str], environment: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str]:
     name = command[0]
+    # A user's defaults for a command, as SQUEUE_PARTITION or SCANCEL_STATE, would hide jobs.
+    defaults = (f"{name.upper()}_", "SLURM_CLUSTERS")
     try:
         done = subprocess.run(
             command,
-            env=dict(environment),
+            env={key: value for key, value in environment.items() if not key.startswith(defaults)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

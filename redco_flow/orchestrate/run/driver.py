@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redco_flow.errors import RedcoFlowError
+from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.processes import WARNING_SIGNAL
 from redco_flow.launch.redaction import redact_text
 from redco_flow.orchestrate.notices import tell_end
@@ -32,7 +32,7 @@ from redco_flow.records import open_no_link, write_text
 from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
-from redco_flow.tracking.attempt import State
+from redco_flow.tracking.attempt import ENDED_RUN_STATES, State
 from redco_flow.tracking.file_lock import LockLost
 from redco_flow.tracking.locks import Lease, acquire
 from redco_flow.tracking.process_identity import utc_now
@@ -83,13 +83,16 @@ class Driver:
         """Take a run's lease and drive it in threads; the options are those of `RunSession`.
 
         Raises:
-            UsageError: the run has an orchestrator.
-            DamagedRecord: its lease cannot be read.
+            UsageError: the run has an orchestrator, or was cancelled before this process had begun.
+            DamagedRecord: its lease or state cannot be read.
             OSError: its directory cannot be written; names the path.
         """
         note = self._notes / run.id if self._notes is not None else None
         lease = acquire(run, job=self._job, on_lost=self._on_lost, on_wait=_write_line)
         try:
+            # Who starts a run makes it pending first; it may be cancelled meanwhile.
+            if (state := run.read_state()["state"]) in ENDED_RUN_STATES:
+                raise UsageError(f"run {run.id} has ended already: it is {state}.")
             driven = DrivenRun(run, lease, self._environment, self._an_end, note)
             with self._mutex:
                 driven.start(leave_cancelled=leave_cancelled, judges_ended=judges_ended)

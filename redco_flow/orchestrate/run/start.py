@@ -259,7 +259,9 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False, launcher: str = "
             )
         stopped = () if only_failed else (State.CANCELLED, State.STOPPED_EARLY)
         wanted = (State.FAILED, *stopped)
-        if not any(stage["state"] in wanted for stage in state["stages"].values()):
+        # The run's own, too: it may have ended before it had a stage.
+        ended = {state["state"], *(stage["state"] for stage in state["stages"].values())}
+        if not ended.intersection(wanted):
             raise UsageError(
                 f"run {run.id} is {state['state']}: no stage of it failed"
                 f"{'.' if only_failed else ', was cancelled or stopped early.'}"
