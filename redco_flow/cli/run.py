@@ -29,13 +29,8 @@ from redco_flow.cli.fit import (
 )
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
-from redco_flow.cli.sweep import (
-    add_sweep,
-    attend_sweep,
-    follow_launchers,
-    read_sweep_view,
-    run_sweep,
-)
+from redco_flow.cli.sweep import add_sweep, run_sweep
+from redco_flow.cli.sweep_view import attend_sweep, follow_launchers, read_sweep_view
 from redco_flow.cli.text import columns
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError

@@ -11,7 +11,7 @@ from orchestrate_runs import (
 )
 from tiny_stages.calls import wait_until
 
-from redco_flow.cli.sweep import read_sweep_view, sweep_text
+from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.cli.view import read_run_view
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.driver import Driver
