@@ -42,7 +42,7 @@ from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.sweep.control import PlannedPoint
+    from redco_flow.orchestrate.sweep.planned_jobs import PlannedPoint
 
 
 def register(verbs: Verbs) -> None:
@@ -245,7 +245,14 @@ def _run(options: argparse.Namespace) -> int:
             loader,
             lambda planned: _print_point(planned, loader.replaced, as_json=options.json),
         )
-    for option in ("max_parallel", "num_samples", "stop_early", "sampler", "metric"):
+    for option in (
+        "max_parallel",
+        "points_per_job",
+        "num_samples",
+        "stop_early",
+        "sampler",
+        "metric",
+    ):
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"
             raise UsageError(f"{name} is for a sweep; give --sweep KEY=V1,V2, or leave it out.")

@@ -19,7 +19,7 @@ from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.sweep.control import PlannedPoint
+    from redco_flow.orchestrate.sweep.planned_jobs import PlannedPoint
     from redco_flow.orchestrate.sweep.search import Search
     from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
     from redco_flow.spec.sweep_points import Point
@@ -67,7 +67,15 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         "--max-parallel",
         type=positive,
         metavar="N",
-        help="concurrent runs of the sweep (default: the profile's max_parallel_stages)",
+        help="concurrent runs of the sweep (default: the profile's max_parallel_stages); with "
+        "--points-per-job: jobs",
+    )
+    parser.add_argument(
+        "--points-per-job",
+        type=positive,
+        metavar="N",
+        help="on Slurm: one job computes N points, one after the other (default: each stage of "
+        "each point is a job); for points of seconds or minutes",
     )
     parser.add_argument(
         "--stop-early",
@@ -114,12 +122,8 @@ def run_sweep(
         print_plan: for a dry run.
     """
     from redco_flow.orchestrate.run.objectives import ExpectedStarts
-    from redco_flow.orchestrate.sweep.control import (
-        PlannedPoint,
-        plan_points,
-        start_search,
-        start_sweep,
-    )
+    from redco_flow.orchestrate.sweep.control import plan_points, start_search, start_sweep
+    from redco_flow.orchestrate.sweep.planned_jobs import PlannedPoint
 
     points_loaded: list[Loaded] = []
 
@@ -177,6 +181,7 @@ def run_sweep(
         overrides=options.overrides,
         argv=sys.argv,
         ahead=options.ahead,
+        points_per_job=options.points_per_job,
         early_stopping=early_stopping,
     )
     return _attend_started(sweep, planned, options)
@@ -208,11 +213,12 @@ def choose_points(options: argparse.Namespace) -> list[Point]:
     require_optuna()
     if options.points:
         raise UsageError("--points gives the points, and --sampler tpe chooses them: omit one.")
-    if options.ahead:
-        raise UsageError(
-            "--ahead submits all points at once, and --sampler tpe chooses each by those before "
-            "it: omit one."
-        )
+    for option, given in (("ahead", options.ahead), ("points-per-job", options.points_per_job)):
+        if given:
+            raise UsageError(
+                f"--{option} submits points before others have ended, and --sampler tpe chooses "
+                f"each by those before it: omit one."
+            )
     if not options.num_samples:
         raise UsageError("--sampler tpe needs --num-samples N: the number of points.")
     if not (options.metric or options.stop_early):
@@ -328,11 +334,12 @@ def _print_jobs(
     Raises:
         UsageError: that was asked for and cannot be.
     """
-    from redco_flow.orchestrate.sweep.control import goes_ahead
-    from redco_flow.orchestrate.sweep.process import planned_jobs
+    from redco_flow.orchestrate.sweep.control import check_submission
+    from redco_flow.orchestrate.sweep.planned_jobs import planned_jobs
 
-    is_ahead = goes_ahead(planned, workspace, asked=options.ahead)
-    jobs = list(planned_jobs(planned if is_ahead else [], workspace))
+    size = options.points_per_job
+    is_ahead, _ = check_submission(planned, workspace, ahead=options.ahead, points_per_job=size)
+    jobs = list(planned_jobs(planned if is_ahead else [], workspace, size))
     if options.json:
         print(json.dumps({"jobs": [one.to_json() for one in jobs], "at_once": max_parallel}))
         return
