@@ -211,7 +211,7 @@ def _shown_metrics(entries: Sequence[HistoryEntry], requested: Sequence[str]) ->
 
 
 def _report(options: argparse.Namespace) -> int:
-    from redco_flow.cli.sweep import write_sweep_page
+    from redco_flow.cli.sweep_view import write_sweep_page
     from redco_flow.report.page import build_report
 
     workspace = workspace_of(options)

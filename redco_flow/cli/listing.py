@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from redco_flow.cli.status import progress_text
-from redco_flow.cli.sweep import state_of_sweep
+from redco_flow.cli.sweep_view import state_of_sweep
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import DamagedRecord
 from redco_flow.report.numbers import duration, score, seconds_between, short_moment, state_mark

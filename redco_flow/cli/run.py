@@ -29,13 +29,8 @@ from redco_flow.cli.fit import (
 )
 from redco_flow.cli.loading import Loaded, Loader
 from redco_flow.cli.status import follow_run, status_text
-from redco_flow.cli.sweep import (
-    add_sweep,
-    attend_sweep,
-    follow_launchers,
-    read_sweep_view,
-    run_sweep,
-)
+from redco_flow.cli.sweep import add_sweep, run_sweep
+from redco_flow.cli.sweep_view import attend_sweep, follow_launchers, read_sweep_view
 from redco_flow.cli.text import columns
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
@@ -46,7 +41,7 @@ from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.sweep.control import PlannedPoint
+    from redco_flow.orchestrate.sweep.planned_jobs import PlannedPoint
 
 
 def register(verbs: Verbs) -> None:
@@ -249,7 +244,14 @@ def _run(options: argparse.Namespace) -> int:
             loader,
             lambda planned: _print_point(planned, loader.replaced, as_json=options.json),
         )
-    for option in ("max_parallel", "num_samples", "stop_early", "sampler", "metric"):
+    for option in (
+        "max_parallel",
+        "points_per_job",
+        "num_samples",
+        "stop_early",
+        "sampler",
+        "metric",
+    ):
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"
             raise UsageError(f"{name} is for a sweep; give --sweep KEY=V1,V2, or leave it out.")

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from redco_flow.cli.listing import Listing, encode_json, file_identities
 from redco_flow.cli.status import stage_line
-from redco_flow.cli.sweep import read_sweep_page
+from redco_flow.cli.sweep_view import read_sweep_page
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import DamagedRecord, RedcoFlowError
 from redco_flow.orchestrate.http_server import LOOPBACK, BadRequest, HttpServer, RequestHandler

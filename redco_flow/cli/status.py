@@ -20,7 +20,7 @@ from redco_flow.cli.arguments import (
     workspace_path,
 )
 from redco_flow.cli.logs import follow_logs, print_logs, stage_names
-from redco_flow.cli.sweep import attend_sweep, read_sweep_view, sweep_text
+from redco_flow.cli.sweep_view import attend_sweep, read_sweep_view, sweep_text
 from redco_flow.cli.text import columns, duration, number, short_id, size
 from redco_flow.cli.view import (
     LIVE_STATES,

@@ -15,7 +15,7 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.records import digest_json, list_directory, read_json, write_json
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.results import fingerprint
 from redco_flow.tracking.typed_records import check_shape
 from redco_flow.tracking.workspace import Workspace
@@ -95,6 +95,25 @@ class JobResources:
             memory_gib=max((one.memory_gib or 0.0 for one in stages), default=0.0) or None,
             walltime_minutes=min(sum(known), limit) if known else None,
         )
+
+    @classmethod
+    def of_pack(
+        cls,
+        stages: Sequence[JobResources],
+        walltime_minutes: float | None,
+        seconds_of_warning: int,
+    ) -> JobResources:
+        """Return what a packed job asks for: as `of_group`, and the time from the warning on.
+
+        So the warning comes when all its stages have had their time.
+        """
+        group = cls.of_group(stages)
+        if group.walltime_minutes is None:
+            return group
+        most = cls.of_group(stages, walltime_minutes).walltime_minutes or math.inf
+        limit = math.inf if walltime_minutes is None else max(most, walltime_minutes)
+        minutes = group.walltime_minutes + math.ceil(seconds_of_warning / 60)
+        return replace(group, walltime_minutes=min(minutes, limit))
 
 
 @dataclass(frozen=True)
@@ -275,7 +294,7 @@ def with_inputs(call: Call, *, wait_seconds: float = 0.0) -> Call:
 def _outputs_of(stage: str, attempt: AttemptDirectory, deadline: float) -> Mapping[str, str]:
     """Artifact ids by output name, of an attempt that has completed."""
     while (result := attempt.read_result()) is None:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or attempt.cause not in (None, Cause.COMPLETED):
             raise UpstreamMissing(
                 f"stage '{stage}' has no result in {attempt.path}: it did not complete, or this "
                 f"host does not see the workspace. Nothing ran; `redco-flow resume` tries again."

@@ -346,6 +346,36 @@ class ChainingExecutor(CallExecutor):
             UsageError: it cannot be submitted.
         """
 
+    @abstractmethod
+    def submit_pack(
+        self,
+        folder: Path,
+        title: str,
+        attempts: Sequence[AttemptDirectory],
+        upstream: Sequence[CallJob] = (),
+        after_end: Sequence[CallJob] = (),
+    ) -> CallJob:
+        """Submit calls of several runs as one job, which runs them one after the other.
+
+        Each call is followed and cancelled as a job of its own (`reattach` of its job.json). One
+        that fails ends only those of the others that take from it.
+
+        Args:
+            folder: of the job's own files; must not exist.
+            title: for people.
+            attempts: a call comes after those that it takes from; each gets a job.json.
+            upstream: jobs that must have ended before the first begins; a call that takes from one
+                that did not complete fails.
+            after_end: jobs that must have ended before, for other reasons.
+
+        Returns:
+            The job as a whole. Where `is_unsubmitted`, its `status` submits it, and until then no
+            call may be looked at.
+
+        Raises:
+            StageFailed, ClusterUnreachable: it could not be submitted; says why.
+        """
+
 
 def common_settings(profile: Profile, environment: Mapping[str, str]) -> ExecutorSettings:
     """Return what an executor's `make` hands on, whatever else that executor reads.

@@ -38,7 +38,7 @@ from redco_flow.launch.supervisor import (
     remove_temporary_files,
     run_worker,
 )
-from redco_flow.records import open_no_link, write_json
+from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import utc_now
@@ -124,6 +124,16 @@ class RankWatch:
         if not self._follow_a_failed_rank():
             self.supervisor.later(_SECONDS_BETWEEN_LOOKS, self.look_at_others)
 
+    def look_for_cancel(self) -> None:
+        """Stop once cancel.json asks for it, and at once when it asks again; look again soon."""
+        request = read_json_if_present(self.supervisor.attempt.cancel_path) or {}
+        if request and not self.supervisor.is_stopping:
+            self.supervisor.stop(Cause.TERMINATED, "it was cancelled.")
+        elif request.get("at_once"):
+            self.supervisor.kill_late()
+            return
+        self.supervisor.later(_SECONDS_BETWEEN_LOOKS, self.look_for_cancel)
+
     def beat(self) -> None:
         """Write the rank's heartbeat; again soon."""
         beat(heartbeat_path(self.supervisor.attempt, self.rank_info.rank))
@@ -151,7 +161,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"nodes of no fabric in slurm.fabrics: {', '.join(unknown)}\n")
     limits = Limits(options.stall_seconds, options.grace_seconds)
     times = (options.seconds_to_warning, options.seconds_to_end)
-    return supervise(options.attempt, rank_info, limits, *times)
+    given = {"heeds_cancel": options.heeds_cancel}
+    return supervise(options.attempt, rank_info, limits, *times, **given)
 
 
 def supervise(
@@ -160,6 +171,8 @@ def supervise(
     limits: Limits,
     seconds_to_warning: float | None = None,
     seconds_to_end: float | None = None,
+    *,
+    heeds_cancel: bool = False,
 ) -> int:
     """Run the worker of the attempt at `path` to its end, and write the rank's ending.
 
@@ -167,6 +180,8 @@ def supervise(
         seconds_to_warning: when Slurm warns that the walltime is nearly over; None: never.
         seconds_to_end: the walltime, where no cluster enforces it, as of a stage that shares a job;
             one that begins with none left ends at once.
+        heeds_cancel: stop when the attempt has a cancel.json; no signal tells of it, because the
+            job runs other stages, too.
 
     Returns:
         0 unless the other ranks are to be ended too.
@@ -186,6 +201,8 @@ def supervise(
         supervisor.later(0.0, watch.look_at_others)
     if seconds_to_end is not None:
         supervisor.later(seconds_to_end, watch.on_time_over)
+    if heeds_cancel:
+        supervisor.later(0.0, watch.look_for_cancel)
     adopt_orphans()
     # JAX ends who has lost another rank by an abort: no core files of gigabytes for that.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -224,6 +241,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fabric", action="append", default=[])
     parser.add_argument("--seconds-to-warning", type=float)
     parser.add_argument("--seconds-to-end", type=float)
+    parser.add_argument("--heeds-cancel", action="store_true")
     return parser.parse_args(arguments)
 
 

@@ -50,7 +50,8 @@ class Cause(StrEnum):
     """Cause of the end of a job or a rank.
 
     LOST: no process that could say so saw the end. NEVER_SUBMITTED: a lost job that no cluster ever
-    got, so that submitting it again repeats nothing. TERMINATED, of a rank only: it got SIGTERM,
+    got, or a stage whose packed job ended before its turn, so that submitting it again repeats
+    nothing. TERMINATED, of a rank only: it got SIGTERM,
     from the cluster for reasons of its own or because another rank failed.
     """
 
@@ -89,6 +90,8 @@ class JobRecord(TypedDict, total=False):
     job_id: str
     attempt: str
     group: list[str]  # of a job of several stages: their attempts, in the order in which they run
+    pack: str  # of a job of several runs: the directory of its own files
+    members: list[str]  # in that directory's job.json: the attempts, in the order of their turns
     supervisor: ProcessRecord
 
 

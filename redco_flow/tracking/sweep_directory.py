@@ -3,7 +3,8 @@
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
 of the process that starts the runs, early_stopping.jsonl with its decisions, points.jsonl with the
 points that a sampler has given it, problem.json while none can be made; cancel.json by the process
-that asks for the end. A stage that another run of the sweep computes has that attempt's name in
+that asks for the end; jobs/<n>/ with script, id and output of a job that computes several points.
+A stage that another run of the sweep computes has that attempt's name in
 `shared.json`.
 """
 
@@ -13,10 +14,10 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict, TypeVar, cast
+from typing import Any, Literal, NotRequired, Required, TypedDict, TypeVar, cast
 
 from redco_flow.errors import UsageError
 from redco_flow.local_paths import PathIn
@@ -40,6 +41,7 @@ class PointRecord(TypedDict):
 
     run: str
     overrides: list[str]
+    packed: NotRequired[list[str]]
 
 
 class SweepRecord(TypedDict, total=False):
@@ -50,6 +52,7 @@ class SweepRecord(TypedDict, total=False):
     argv: list[str]
     max_parallel: Required[int]
     ahead: bool
+    points_per_job: int | None  # absent up to 0.2.0
     early_stopping: dict[str, Any] | None
     search: dict[str, Any] | None  # absent up to 0.2.0
     points: Required[list[PointRecord]]
@@ -64,10 +67,15 @@ class ProblemRecord(TypedDict):
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One point: its run, and the settings by which it differs from the others."""
+    """One point: its run, and the settings by which it differs from the others.
+
+    Args:
+        packed: its stages that run in a packed job.
+    """
 
     run: str
     overrides: list[str]
+    packed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -161,6 +169,7 @@ class SweepDirectory:
         max_parallel: int,
         argv: Sequence[str],
         ahead: bool = False,
+        points_per_job: int | None = None,
         early_stopping: Mapping[str, Any] | None = None,
         search: Mapping[str, Any] | None = None,
     ) -> None:
@@ -169,6 +178,7 @@ class SweepDirectory:
         Args:
             points: none where a sampler gives them.
             ahead: queue the jobs of all points at once.
+            points_per_job: points that one job computes; None: each has jobs of its own.
             early_stopping: how trainings are stopped early, if they are.
             search: settings of the sampler that chooses the points, if one does.
         """
@@ -178,6 +188,7 @@ class SweepDirectory:
             "argv": list(argv),
             "max_parallel": max_parallel,
             "ahead": ahead,
+            "points_per_job": points_per_job,
             "early_stopping": dict(early_stopping) if early_stopping else None,
             "search": dict(search) if search else None,
             "points": [asdict(point) for point in points],
@@ -200,6 +211,11 @@ class SweepDirectory:
         return bool(self.record.get("ahead"))
 
     @property
+    def points_per_job(self) -> int | None:
+        """The number of points that one job computes; None where each has jobs of its own."""
+        return self.record.get("points_per_job")
+
+    @property
     def search(self) -> dict[str, Any] | None:
         """Settings of the sampler that chooses the points; None where a sweep began with all."""
         return self.record.get("search")
@@ -208,7 +224,7 @@ class SweepDirectory:
     def points(self) -> list[SweepPoint]:
         """The sweep's points, in the order of the grid, or as a sampler gave them so far."""
         if self.search is None:
-            return [SweepPoint(one["run"], one["overrides"]) for one in self.record["points"]]
+            return [SweepPoint(**one) for one in self.record["points"]]
         sampled = self.read_sampled_points()
         return [SweepPoint(one.run, one.overrides) for one in sampled if one.state == "made"]
 
@@ -294,6 +310,11 @@ class SweepDirectory:
     """The sweep's page."""
     cancel_path = PathIn("cancel.json")
     """There once the sweep was asked to stop."""
+
+    @property
+    def jobs_path(self) -> Path:
+        """The folder of the packed jobs' own files, in a directory each."""
+        return self.path / "jobs"
 
     def read_decisions(self) -> list[RungDecision]:
         """Return the decisions on early stopping, in their order; none where there are none.

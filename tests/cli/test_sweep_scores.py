@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.cli.sweep import read_sweep_view, sweep_text
+from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint

@@ -6,7 +6,7 @@ import pytest
 from faulty_commands import FaultyCommands
 from job_processes import phase_of
 from orchestrate_runs import TWO_STAGES, InProcess, count_lines
-from test_slurm_sweeps import RATES, Sweeps
+from test_slurm_sweeps import RATES, Sweeps, job_id, kill_launchers
 from tiny_stages.calls import wait_until
 
 from redco_flow.cli.status import stage_line
@@ -17,7 +17,8 @@ from redco_flow.orchestrate.run.attempts import end_attempt
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.start import reopen_run
-from redco_flow.orchestrate.sweep.process import submit_points
+from redco_flow.orchestrate.sweep.control import resume_sweep
+from redco_flow.orchestrate.sweep.submission import submit_points
 from redco_flow.records import write_json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -30,12 +31,20 @@ case $(wc -l < "$folder/sbatch.calls") in
     2) "$real" "$@" > /dev/null; {TIMED_OUT};;
 esac
 """
-THREE_JOBS_AT_MOST = f"""
-if [ "$(squeue --me --noheader | wc -l)" -ge 3 ]; then
+JOBS_AT_MOST = f"""
+if [ "$(squeue --me --noheader | wc -l)" -ge %d ]; then
     echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2
     {REFUSED.format("Job violates accounting/QOS policy (job submit limit)")}
 fi
 """
+THREE_JOBS_AT_MOST = JOBS_AT_MOST % 3
+
+
+@pytest.fixture
+def sweeps(slurm, tmp_path):
+    sweeps = Sweeps(tmp_path)
+    yield sweeps
+    sweeps.end()
 
 
 @pytest.fixture
@@ -84,8 +93,8 @@ def test_a_limit_of_submitted_jobs_is_waited_for_and_a_run_that_waits_is_cancell
         )
     first.stop.cancel("enough")
     cancelled = first.end(400)
-    for job_id in slurm.jobs():
-        slurm.run("scancel", job_id)
+    for held in slurm.jobs():
+        slurm.run("scancel", held)
     outcome = second.end(400)
 
     assert cancelled.state == "cancelled"
@@ -110,6 +119,27 @@ def test_points_of_a_sweep_beyond_the_limit_of_submitted_jobs_wait_and_none_fail
     assert "the cluster takes no more jobs" in said[-1], said
     assert outcomes == ["completed"] * 2, [one.said for one in driven]
     assert count_lines(tmp_path / "trained") == 2
+
+
+def test_packs_beyond_the_limit_of_submitted_jobs_are_submitted_as_others_end(
+    sweeps, slurm, commands, tmp_path
+):
+    """Fault 52: one job at a time; the process that holds a refused pack is killed."""
+    commands.inject("sbatch", JOBS_AT_MOST % 1)
+    sweep = sweeps.start(holds_first=True, points_per_job=2)
+    waiting = "train: waiting: QOSMaxSubmitJobPerUserLimit"
+    first = sweep.runs[0]
+    wait_until(lambda: waiting == stage_line("train", read_run_view(first)["stages"]["train"]))
+    kill_launchers(sweep)
+    resume_sweep(sweep)
+    for gate in ("first-gate", "gate"):
+        (tmp_path / gate).touch()
+    view = sweeps.wait_for_end(sweep)
+
+    assert view["state"] == "completed", sweep.log_path.read_text()
+    assert len({job_id(run, "train") for run in sweep.runs}) == 2
+    assert count_lines(tmp_path / "trained") == 4
+    assert count_lines(tmp_path / "preprocessed") == 1
 
 
 def test_a_job_that_slurm_starts_after_its_launcher_has_given_it_up_runs_nothing(

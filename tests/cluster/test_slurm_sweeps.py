@@ -1,5 +1,10 @@
 """Sweeps whose points all stand in Slurm's queue at once: with their launchers and without."""
 
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 from orchestrate_runs import (
     InProcess,
@@ -11,19 +16,15 @@ from orchestrate_runs import (
 )
 from tiny_stages.calls import wait_until
 
-from redco_flow.cli.sweep import read_sweep_view, sweep_text
+from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.cli.view import read_run_view
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import write_run
-from redco_flow.orchestrate.sweep.control import (
-    PlannedPoint,
-    cancel_sweep,
-    resume_sweep,
-    start_sweep,
-)
-from redco_flow.orchestrate.sweep.process import submit_points
+from redco_flow.orchestrate.sweep.control import cancel_sweep, resume_sweep, start_sweep
+from redco_flow.orchestrate.sweep.planned_jobs import PlannedPoint
+from redco_flow.orchestrate.sweep.submission import submit_points
 from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
 from redco_flow.records import read_json, write_json
 from redco_flow.spec.load import load_pipeline
@@ -76,12 +77,11 @@ class Sweeps:
         pipeline = load_pipeline(self.path, overrides, settings)
         return PlannedPoint(overrides, pipeline, settings, make_plan(pipeline, self.workspace))
 
-    def start(self, points=RATES, max_parallel=2, *, holds_first=False, early_stopping=None):
+    def start(self, points=RATES, max_parallel=2, *, holds_first=False, **options):
         if not holds_first:
             (self.folder / "first-gate").touch()
         planned = [self.plan(point) for point in points]
-        given = {"profile_name": "slurm", "overrides": [], "argv": ["redco-flow"]}
-        given["early_stopping"] = early_stopping
+        given = {"profile_name": "slurm", "overrides": [], "argv": ["redco-flow"], **options}
         sweep = start_sweep(planned, self.workspace, max_parallel=max_parallel, **given)
         self.started.append(sweep)
         return sweep
@@ -133,6 +133,10 @@ class Sweeps:
 
         return wait_until(ended, seconds)
 
+    def end(self):
+        for sweep in self.started:
+            kill_launchers(sweep)
+
     def open_gate(self):
         (self.folder / "gate").touch()
 
@@ -180,8 +184,7 @@ def wait_until_empty(slurm, seconds=400):
 def sweeps(slurm, tmp_path):
     sweeps = Sweeps(tmp_path)
     yield sweeps
-    for sweep in sweeps.started:
-        kill_launchers(sweep)
+    sweeps.end()
 
 
 def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_one_job(
@@ -468,3 +471,81 @@ def test_a_point_is_stopped_early_whose_jobs_were_queued_and_keeps_its_checkpoin
     fingerprint = stopped.latest_attempt("train").read_call()["fingerprint"]
     saved = sweeps.workspace.work_directory(fingerprint) / "checkpoint.json"
     assert read_json(saved) == {"total": 1}
+
+
+def test_one_job_runs_many_points_and_the_end_of_one_is_not_that_of_others(sweeps, slurm, tmp_path):
+    before = jobs_in_slurm(slurm)
+    sweeps.open_gate()
+    gates = [f"train.gate={tmp_path}/gate{number}" for number in (1, 2)]
+    fails = f"train.fails_until={tmp_path}/never"
+    more = [(gates[0],), (fails,), (gates[1],), (), ()]
+    points = [(f"train.learning_rate={n}.0", *one) for n, one in enumerate(more, 1)]
+    sweep = sweeps.start(points, max_parallel=1, points_per_job=5)
+    first, _, at_work, waiting, _ = sweep.runs
+    wait_until(lambda: count_lines(tmp_path / "trained") == 1)
+    cancel_run(waiting, "not this one")
+    is_first_at_work = first.latest_attempt("train").cause is None
+    slurm.run("scancel", "--signal=TERM", job_id(first, "train"))
+    wait_until(lambda: count_lines(tmp_path / "trained") == 2)  # Slurm has queued the job again
+    (tmp_path / "gate1").touch()
+    wait_until(lambda: count_lines(tmp_path / "trained") == 4)
+    cancel_run(at_work, "enough")
+    view = sweeps.wait_for_end(sweep)
+
+    ends = [point["state"] for point in view["points"]]
+    logs = [one.log_path.read_text() for one in (sweep, *sweep.runs) if one.log_path.exists()]
+    expected = ["completed", "failed", "cancelled", "cancelled", "completed"]
+    assert ends == expected, "\n\n".join(logs)
+    assert is_first_at_work
+    (job,) = jobs_in_slurm(slurm) - before
+    assert [job_id(first, "preprocess"), *job_ids(sweep, "train")] == [job] * 6
+    assert causes(sweep, "train") == expected
+    assert causes(sweep, "compare") == ["completed", *["cancelled"] * 3, "completed"]
+    assert count_lines(tmp_path / "trained") == 5
+    assert count_lines(tmp_path / "preprocessed") == 1
+    assert all(
+        len(run.attempts(stage)) == 1 for run in sweep.runs for stage in ("train", "compare")
+    )
+    wait_until_empty(slurm)
+
+
+def kill_script(job_id):
+    """kill -9 of a job's batch script, as of a node's that is short of memory."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_script = b"slurm_script" in (path / "cmdline").read_bytes()
+            if is_script and f"SLURM_JOB_ID={job_id}".encode() in (path / "environ").read_bytes():
+                os.kill(int(path.name), signal.SIGKILL)
+
+
+def test_what_a_killed_job_and_a_killed_process_leave_over_is_packed_again(sweeps, slurm, tmp_path):
+    sweeps.profile["retries"] = {"failed": 1}
+    before = jobs_in_slurm(slurm)
+    sweeps.open_gate()
+    held = f"train.gate={tmp_path}/gate2"
+    more = [(), (held,), (), (), (), ()]
+    points = [(f"train.learning_rate={n}.0", *one) for n, one in enumerate(more, 1)]
+    sweep = sweeps.start(points, max_parallel=1, points_per_job=5)
+    wait_until(lambda: count_lines(tmp_path / "trained") == 2)
+    first, last = (job_id(sweep.runs[number], "train") for number in (0, 5))
+    scripts = [(sweep.jobs_path / name / "job.sh").read_text() for name in "12"]
+    kill_launchers(sweep)
+    resume_sweep(sweep)
+    wait_until(lambda: find_holder(sweep.runs[1]))
+    kill_script(first)
+    wait_until(lambda: len(sweep.runs[1].attempts("train")) == 2)
+    (tmp_path / "gate2").touch()
+    view = sweeps.wait_for_end(sweep)
+
+    assert view["state"] == "completed", sweep.log_path.read_text()
+    shared = job_id(sweep.runs[0], "preprocess")
+    assert f"--dependency=afterany:{shared}\n" in scripts[0]
+    assert f"--dependency=afterany:{shared}:{first}\n" in scripts[1]
+    ids = job_ids(sweep, "train")
+    assert ids[0] == first
+    assert ids[5] == last
+    assert len({*ids[2:5], first, last}) == 3  # one more job has the three that had not begun
+    assert [len(run.attempts("train")) for run in sweep.runs] == [1, 2, 2, 2, 2, 1]
+    assert count_lines(tmp_path / "trained") == 7
+    assert count_lines(tmp_path / "preprocessed") == 1
+    assert len(jobs_in_slurm(slurm) - before) == 6

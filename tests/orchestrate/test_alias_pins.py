@@ -7,7 +7,7 @@ import pytest
 from redco_flow.errors import ConfigError
 from redco_flow.orchestrate.pins.aliases import AliasPins
 from redco_flow.orchestrate.run.plan import Plan, make_plan
-from redco_flow.orchestrate.sweep.process import work_keys
+from redco_flow.orchestrate.sweep.planned_jobs import work_keys
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.aliases import AliasEvent, AliasName, AliasStore

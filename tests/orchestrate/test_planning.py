@@ -9,7 +9,7 @@ from orchestrate_runs import DIAMOND, TUNED, TWO_STAGES
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.ingredients import Sources, identity_of, stage_ingredients
 from redco_flow.orchestrate.run.plan import Plan, input_ids, upstream_of
-from redco_flow.orchestrate.sweep.process import work_keys
+from redco_flow.orchestrate.sweep.planned_jobs import work_keys
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, differences, fingerprint, publish_result
 

@@ -214,7 +214,8 @@ def test_no_further_point_is_made_where_the_pipeline_now_means_something_else(sw
     ("options", "message"),
     [
         ({"points": "a.csv"}, "--points gives the points"),
-        ({"ahead": True}, "--ahead submits all points at once"),
+        ({"ahead": True}, "--ahead submits points before others have ended"),
+        ({"points_per_job": 2}, "--points-per-job submits points before others have ended"),
         ({"num_samples": 0}, "needs --num-samples N"),
         ({"metric": None}, "needs --metric METRIC"),
         ({"sweep": ["profile.grace_seconds=uniform(1,2)"]}, "is of a profile"),
@@ -226,6 +227,7 @@ def test_what_cannot_be_combined_with_a_sampler_is_refused(options, message):
     given = {
         "sampler": "tpe", "points": None, "ahead": False, "num_samples": 3, "sweep_seed": 0,
         "metric": "val/loss", "stop_early": None, "sweep": ["loss=uniform(1, 2)"],
+        "points_per_job": None,
     }  # fmt: skip
 
     with pytest.raises(UsageError, match=message):

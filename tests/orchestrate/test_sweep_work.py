@@ -3,22 +3,37 @@
 import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
-from redco_flow.errors import UsageError
-from redco_flow.orchestrate.sweep.control import PlannedPoint, goes_ahead
-from redco_flow.orchestrate.sweep.process import planned_jobs, work_keys
+from redco_flow.errors import ConfigError, UsageError
+from redco_flow.orchestrate.sweep.control import goes_ahead
+from redco_flow.orchestrate.sweep.planned_jobs import (
+    PlannedPoint,
+    check_packs,
+    planned_jobs,
+    work_keys,
+)
 from redco_flow.spec.profile import profile_model
 
 
 @pytest.fixture
-def jobs(runs):
-    """What would be submitted for points of a pipeline, as one line a stage."""
+def plan_points(runs):
+    """Plan points of a pipeline."""
 
-    def jobs(text, *points):
-        profile = profile_model()(executor="slurm", workspace=str(runs.workspace.root))
-        planned = [
+    def plan_points(text, *points, executor="slurm"):
+        profile = profile_model()(executor=executor, workspace=str(runs.workspace.root))
+        return [
             PlannedPoint((), runs.load(text, one), profile, runs.plan(text, one)) for one in points
         ]
-        return [one.describe() for one in planned_jobs(planned, runs.workspace)]
+
+    return plan_points
+
+
+@pytest.fixture
+def jobs(runs, plan_points):
+    """What would be submitted for points of a pipeline, as one line a stage."""
+
+    def jobs(text, *points, points_per_job=None):
+        planned = planned_jobs(plan_points(text, *points), runs.workspace, points_per_job)
+        return [one.describe() for one in planned]
 
     return jobs
 
@@ -48,6 +63,35 @@ def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(job
         "preprocess: 1 job, for 2 points",
         "train: 1 job, for 2 points, after preprocess",
     ]
+
+
+def test_what_points_of_several_packs_share_is_a_job_of_its_own(jobs):
+    shared, own = rates(1.0, 2.0, 3.0), ["preprocess.count=4"]
+
+    assert jobs(TWO_STAGES, *shared, points_per_job=2) == [
+        "preprocess: 1 job, for 3 points",
+        "train: 2 jobs, for 3 points, after preprocess",
+    ]
+    assert jobs(TWO_STAGES, *shared, points_per_job=3) == ["preprocess, train: 1 job, for 3 points"]
+    assert jobs(TWO_STAGES, *shared[:2], own, points_per_job=2) == [
+        "preprocess, train: 2 jobs, for 3 points"
+    ]
+
+
+def test_points_that_one_job_cannot_run_are_refused_with_each_reason(plan_points):
+    points = [*rates(1.0, 2.0), ["train.group=small"], ["train.resources.memory_gib=2"]]
+    stages = [["preprocess", "train"]] * 4
+
+    with pytest.raises(ConfigError) as error:
+        check_packs(plan_points(TWO_STAGES, *points), stages, 4, {})
+    assert [problem.message for problem in error.value.problems] == [
+        "--points-per-job: 'stages.train.group' puts it into a job with other stages of its "
+        "point: leave one of the two out.",
+        "--points-per-job: 'stages.preprocess.resources.memory_gib' is not set, but it is of other "
+        "stages of the job: leave one of the two out.",
+    ]
+    with pytest.raises(UsageError, match="executor 'local' of profile 'local' has no such jobs"):
+        check_packs(plan_points(TWO_STAGES, *points, executor="local"), stages, 4, {})
 
 
 def test_each_point_has_its_own_job_for_a_group(jobs):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -163,6 +164,78 @@ class SlurmExecutor(ChainingExecutor):
             check_submittable(one)
         return self._submit(attempt, _with_ids(upstream), _known(after_end), then)
 
+    def submit_pack(
+        self,
+        folder: Path,
+        title: str,
+        attempts: Sequence[AttemptDirectory],
+        upstream: Sequence[CallJob] = (),
+        after_end: Sequence[CallJob] = (),
+    ) -> CallJob:
+        """As `ChainingExecutor.submit_pack`, with `--dependency=afterany` on all jobs.
+
+        Raises:
+            StageFailed: Slurm refuses it.
+            ClusterUnreachable: Slurm's commands are not here.
+        """
+        for one in attempts:
+            check_submittable(one)
+        attempts = [AttemptDirectory(one.path.absolute()) for one in attempts]
+        calls = [read_call(one.call_path) for one in attempts]
+        earlier, later = _relations(attempts, calls)
+        stages = [
+            replace(
+                self._submission(one, _title_of(call), call.resources),
+                later=tuple(relative.path for relative in later[one]),
+            )
+            for one, call in zip(attempts, calls, strict=True)
+        ]
+        job = AttemptDirectory(folder.absolute())
+        submission = self._packed(job, title, stages)
+        records = {
+            one: self._record(one, submission.job_name)
+            | {"pack": str(job.path)}
+            | _group([*earlier[one], one, *later[one]])
+            for one in attempts
+        }
+        record = self._record(job, submission.job_name)
+        records[job] = record | {"members": [str(one.path) for one in attempts]}
+        waits_for = _known([*upstream, *after_end])
+
+        def sbatch() -> str:
+            waiting = replace(submission, after_end=_without_ended(waits_for))
+            write_text(job.path / SCRIPT, render(waiting))
+            return queue.submit(job.path / SCRIPT, self._job_environment(job))
+
+        def write_records(job_id: str) -> None:
+            for one, its in records.items():
+                (one.path / JOB_LOG).parent.mkdir(parents=True, exist_ok=True)
+                write_json(one.job_path, its | {"job_id": job_id})
+
+        write_records("")
+        try:
+            job_id = sbatch()
+        except queue.TryLater as refusal:
+            unsubmitted = SlurmJob(job.path, "", record=records[job])
+            unsubmitted.retry_submission(Resubmission(sbatch, refusal))
+            return unsubmitted
+        except (RedcoFlowError, OSError):
+            for one in records:
+                one.job_path.unlink()
+            raise
+        write_records(job_id)
+        return SlurmJob(job.path, job_id, record=records[job] | {"job_id": job_id})
+
+    def _packed(
+        self, job: AttemptDirectory, title: str, stages: Sequence[Submission]
+    ) -> Submission:
+        given = [one.resources for one in stages]
+        section = self._config
+        resources = JobResources.of_pack(
+            given, section.walltime_minutes, section.seconds_of_warning
+        )
+        return replace(self._submission(job, title, resources), packed=tuple(stages))
+
     def _submit(
         self,
         attempt: AttemptDirectory,
@@ -250,8 +323,7 @@ class SlurmExecutor(ChainingExecutor):
         sbatch = functools.partial(self._sbatch, attempt, call, upstream, after_end, then)
         name = self._submission(attempt, _title_of(call), call.resources).job_name
         record = self._record(attempt, name) | {"shards": list(call.resources.shards)}
-        if then:
-            record["group"] = [str(one.path) for one in (attempt, *then)]
+        record |= _group([attempt, *then])
         # Before sbatch: a record without an id is looked up by its name.
         _write_records(record, attempt, then)
         try:
@@ -361,6 +433,30 @@ def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray | SplitArray:
 def reattach_launcher(record: Mapping[str, Any]) -> SlurmLauncherJob:
     """Return the job of a launcher's record, from any process."""
     return SlurmLauncherJob(record)
+
+
+def _relations(
+    attempts: Sequence[AttemptDirectory], calls: Sequence[Call]
+) -> tuple[
+    Mapping[AttemptDirectory, list[AttemptDirectory]],
+    Mapping[AttemptDirectory, list[AttemptDirectory]],
+]:
+    """Return what each attempt of a pack needs of the others, and those that need it, in order."""
+    by_path = {str(one.path): one for one in attempts}
+    earlier: dict[AttemptDirectory, list[AttemptDirectory]] = {}
+    later: dict[AttemptDirectory, list[AttemptDirectory]] = defaultdict(list)
+    for attempt, call in zip(attempts, calls, strict=True):
+        direct = [by_path[path] for path in call.upstream.values() if path in by_path]
+        needed = dict.fromkeys(two for one in direct for two in (*earlier[one], one))
+        earlier[attempt] = list(needed)
+        for one in needed:
+            later[one].append(attempt)
+    return earlier, later
+
+
+def _group(attempts: Sequence[AttemptDirectory]) -> dict[str, list[str]]:
+    """Return the part of job.json on stages of one job that need each other."""
+    return {"group": [str(one.path) for one in attempts]} if len(attempts) > 1 else {}
 
 
 def _title_of(call: Call) -> str:

@@ -9,6 +9,7 @@ lives while its heartbeat does, and a submission that was refused for a while is
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,11 @@ _SECONDS_TO_QUEUE_AGAIN = 60.0
 _SECONDS_TO_APPEAR_IN_EMPTY = 20.0  # in answers without any job
 _SECONDS_WITHOUT_QUEUE = 1800.0  # of a job that the accounting alone has, without a heartbeat
 _LOG_END_BYTES = 1000
+_LEFT_OVER = ExitRecord(
+    exit_code=None,
+    cause=Cause.NEVER_SUBMITTED,
+    message="the packed job ended before its turn; another one runs it.",
+)
 
 
 class SlurmJob(CallJob):
@@ -98,10 +104,10 @@ class SlurmJob(CallJob):
         group = [AttemptDirectory(Path(path)) for path in self._record.get("group", ())]
         index = group.index(self.attempt) if group else 0
         self._earlier, self._later = group[:index], group[index + 1 :]
-        self._first = (
-            self._earlier[0] if self._earlier else self.attempt
-        )  # its log has Slurm's words
-        self._heartbeats = [HeartbeatWatch(one) for one in (*self._earlier, self.attempt)]
+        pack = self._record.get("pack")
+        self._pack = AttemptDirectory(Path(pack)) if pack else None
+        # The log there has Slurm's words.
+        self._first = self._pack or (self._earlier[0] if self._earlier else self.attempt)
 
     def retry_submission(self, resubmission: Resubmission) -> None:
         """Have `status` submit the job, which sbatch has refused for a while, when it is due."""
@@ -123,12 +129,14 @@ class SlurmJob(CallJob):
 
         What Slurm calls an end counts once a second answer confirms it: a requeue may follow. A job
         that Slurm holds because a node could not start it is let go, to start on another. A stage
-        whose turn in its group's job has not come is PENDING.
+        whose turn in its job has not come is PENDING.
         """
         status = self._status_of_job()
-        if not self._earlier or status.state is not State.RUNNING or self._has_begun():
+        is_alone = not self._earlier and self._pack is None
+        if is_alone or status.state is not State.RUNNING or self._has_begun():
             return status
-        text = f"{status.message}, with stage {self._earlier[-1].stage} before this one"
+        before = f"stage {self._earlier[-1].stage}" if self._earlier else "other points"
+        text = f"{status.message}, with {before} before this one"
         return JobStatus(State.PENDING, message=text, source=status.source, news=text)
 
     def _status_of_job(self) -> JobStatus:
@@ -136,7 +144,11 @@ class SlurmJob(CallJob):
             ranks = self.attempt.path / "ranks"
             for folder in (self.attempt.path, ranks, *ranks.glob("*/")):
                 list_directory(folder)
-        if status := status_from_files(self.attempt) or self.search():
+        if status := status_from_files(self.attempt):
+            return status
+        if self._pack is not None and self._pack.exit_path.exists() and not self._has_begun():
+            return self._write_ending(_LEFT_OVER)
+        if status := self.search():
             return status
         if self._is_to_be_ended:
             with contextlib.suppress(ClusterUnreachable):  # at the next look, again
@@ -181,7 +193,7 @@ class SlurmJob(CallJob):
     def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
         """Have Slurm end the job: SIGTERM to its ranks and, after its KillWait, SIGKILL.
 
-        A second call kills at once.
+        A second call kills at once. Of a packed job, only this stage ends, by its own supervisors.
 
         Raises:
             ClusterUnreachable: Slurm does not answer; the job runs on.
@@ -191,7 +203,9 @@ class SlurmJob(CallJob):
         request = {"time": utc_now(), "is_sent": again}
         write_json(path, request)
         self.expect_end()
-        if self._limit and not self._find():
+        if self._pack is not None:
+            self._cancel_in_pack({**request, "is_sent": True, "at_once": again})
+        elif self._limit and not self._find():
             why = f"it was cancelled while it waited for {self._limit}"
             self._write_ending(never_began(why))
         elif self._knows_id() or self._find():
@@ -203,6 +217,31 @@ class SlurmJob(CallJob):
             )
         if check:
             self.wait()
+
+    def _cancel_in_pack(self, request: Mapping[str, Any]) -> None:
+        """Have this stage end, or not begin; with the last one that is left, the job ends."""
+        write_json(self.attempt.cancel_path, request)  # its script and its ranks look for it
+        if not self._has_begun():
+            self._write_ending(never_began("it was cancelled before its turn in a packed job"))
+        has_ended = [one.exit_path.exists() or one.cancel_path.exists() for one in self._members]
+        if has_ended and all(has_ended) and (self._knows_id() or self._find()):
+            self._end(at_once=bool(request["at_once"]))
+
+    @functools.cached_property
+    def _members(self) -> list[AttemptDirectory]:
+        """The attempts that the job runs up to this one; of a packed job, all of them."""
+        if self._pack is None:
+            return [*self._earlier, self.attempt]
+        members = self._record_of_pack().get("members", ())
+        return [AttemptDirectory(Path(path)) for path in members]
+
+    def _record_of_pack(self) -> Mapping[str, Any]:
+        """job.json of the packed job as a whole; empty where there is none."""
+        return (read_json_if_present(self._pack.job_path) if self._pack else None) or {}
+
+    @functools.cached_property
+    def _heartbeats(self) -> list[HeartbeatWatch]:
+        return [HeartbeatWatch(one) for one in self._members]
 
     def _end(self, *, at_once: bool = False) -> None:
         """Send scancel to the job, if the id is still its own."""
@@ -328,6 +367,9 @@ class SlurmJob(CallJob):
         if self._find(view):
             self._is_to_be_ended = is_cancelled
             return None
+        if reason := self._record_of_pack().get("waiting"):  # the sweep's process submits it
+            text = f"waiting: {reason}"
+            return JobStatus(State.PENDING, message=text, source="job.json", news=text)
         is_sure = bool(view.entries or self._limit)
         seconds = SECONDS_TO_APPEAR if is_sure else _SECONDS_TO_APPEAR_IN_EMPTY
         is_absent = view.asked_at >= self._followed_since and self._is_confirmed(
@@ -379,16 +421,16 @@ class SlurmJob(CallJob):
         self._record.pop("waiting", None)
         self._resubmission = None
         self._vanishing = None
-        for one in (*self._later, self.attempt):
+        for one in (*(self._later if self._pack is None else ()), self.attempt):
             record = {**self._record, "attempt": str(one.path)}
             if one is self.attempt or (one.read_job() or {}).get("job_id") == "":
                 write_json(one.job_path, record)
 
     def _find(self, view: QueueView | None = None) -> bool:
         """Learn the job's id from the job itself, or from Slurm by its name."""
-        found = ""
+        found = str(self._record_of_pack().get("job_id") or "")
         with contextlib.suppress(FileNotFoundError):
-            found = (self._first.path / JOB_ID_FILE).read_text().strip()
+            found = found or (self._first.path / JOB_ID_FILE).read_text().strip()
         for entry in (view or self._queue.look(urgent=True)).entries.values():
             if not found and entry.name == self._record.get("job_name"):
                 found = self._own_id(entry.job_id.partition("_")[0])
@@ -433,11 +475,14 @@ class SlurmJob(CallJob):
             f"followed it. `redco-flow resume` continues from the last checkpoint."
         )
         lost = (Cause.LOST, why)
-        return JobStatus.ended(
-            self._judge(ClusterWord(stopped=lost, silent=lost, unstarted=lost)), "squeue"
-        )
+        record = self._judge(ClusterWord(stopped=lost, silent=lost, unstarted=lost))
+        if record.cause is Cause.NEVER_SUBMITTED:
+            return self._write_ending(record)
+        return JobStatus.ended(record, "squeue")
 
     def _judge(self, word: ClusterWord) -> ExitRecord:
+        if self._is_left_over(word):
+            return _LEFT_OVER
         without_result = (one for one in self._earlier if not one.result_path.exists())
         if (culprit := next(without_result, None)) is not None:
             why = f"stage {culprit.stage}, before it in the same job, did not complete"
@@ -450,6 +495,13 @@ class SlurmJob(CallJob):
             was_cancelled=self.attempt.cancel_path.exists(),
         )
 
+    def _is_left_over(self, word: ClusterWord) -> bool:
+        """Whether a packed job ended after others had begun and before this; not by scancel."""
+        if self._pack is None or self._has_begun() or self.attempt.cancel_path.exists():
+            return False
+        is_cancelled = word.decided is not None and word.decided[0] is Cause.CANCELLED
+        return not is_cancelled and any(one.ranks_with_logs() for one in self._members)
+
     def _has_heartbeat(self) -> bool:
         return sum(one.is_alive() for one in self._heartbeats) > 0  # each is to look
 
@@ -459,6 +511,8 @@ class SlurmJob(CallJob):
 
     def _write_ending(self, record: ExitRecord) -> JobStatus:
         if not self.attempt.exit_path.exists():
+            if record.cause is Cause.NEVER_SUBMITTED and self._pack is not None:
+                write_exit(self._pack, record)  # so others know at once, and are packed together
             write_exit(self.attempt, record)
             if record.cause is not Cause.COMPLETED:
                 end_later_stages(self._later, self.attempt, record.cause)

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     killed = (
         " (a process was killed by SIGKILL)" if options.srun_exit_code == KILLED_EXIT_CODE else ""
     )
-    said = f"{begun}, srun ended with {options.srun_exit_code}{killed}; see logs/slurm.log."
+    said = f"{begun}, srun ended with {options.srun_exit_code}{killed}; see {options.log}."
     record = judge(
         read_endings(attempt, restart),
         options.num_processes,
@@ -62,6 +62,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--num-processes", type=int, required=True)
     parser.add_argument("--srun-exit-code", type=int)
     parser.add_argument("--for-good", action="store_true")
+    parser.add_argument("--log", default="logs/slurm.log", help="the job's own output")
     parser.add_argument("--later", type=Path, action="append", default=[])
     return parser.parse_args(arguments)
 

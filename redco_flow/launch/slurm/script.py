@@ -46,6 +46,10 @@ class Submission:
         after_end: ids of jobs that must have ended before, however they end.
         variables: exported by the script; no secrets.
         then: stages that the job runs afterwards, each once the one before it has completed.
+        packed: stages of several runs that the job runs one after the other, in place of a stage
+            of its own; `attempt` is then the directory of the job's own files, and `resources` are
+            those of the job.
+        later: of a packed stage, attempts that need its result and do not begin without it.
     """
 
     attempt: Path
@@ -59,6 +63,8 @@ class Submission:
     after_end: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     then: tuple[Submission, ...] = ()
+    packed: tuple[Submission, ...] = ()
+    later: tuple[Path, ...] = ()
 
     @property
     def job_resources(self) -> JobResources:
@@ -139,6 +145,9 @@ def _checked(submission: Submission, lines: Sequence[str]) -> str:
 
 def _commands(submission: Submission) -> Iterator[str]:
     """Run the ranks of the job's stage or, one after the other, those of its stages."""
+    if submission.packed:
+        yield from _packed_commands(submission)
+        return
     if not submission.then:
         yield from _finish(submission)
         yield from _unless_ended(submission, [*_ranks(submission), *_end()])
@@ -157,6 +166,32 @@ def _commands(submission: Submission) -> Iterator[str]:
         if index + 1 < len(stages):
             yield '[ "$code" -eq 0 ] || exit "$code"'
         yield ""
+
+
+def _packed_commands(job: Submission) -> Iterator[str]:
+    """Run the packed stages; one that fails ends no other, but for those that need its result."""
+    yield "failed=0"
+    yield ""
+    for number, stage in enumerate(job.packed, 1):
+        yield f"# {number} of {len(job.packed)}: {' '.join(stage.title.split())}"
+        if number > 1 and (left := _seconds_left(job)) is not None:
+            yield f'[ "$(({left}))" -gt 0 ] || exit 1  # another job runs the rest'
+        for name, value in stage.variables.items():
+            if job.variables.get(name) != value:
+                yield f"export {name}={_quoted(value)}"
+        yield from _finish(stage, stage.later, job.attempt / JOB_LOG)
+        yield from _unless_ended(stage, [*_ranks(stage, job), *_end()])
+        yield '[ "$code" -eq 0 ] || failed=1'
+        yield ""
+    yield "code=$failed"
+
+
+def _seconds_left(job: Submission) -> str | None:
+    """Shell arithmetic for the seconds until the warning of a job's end; None: it has no time."""
+    walltime = job.job_resources.walltime_minutes
+    if walltime is None:
+        return None
+    return f"{math.ceil(walltime * 60 - job.settings.warning_seconds)} - SECONDS"
 
 
 def _unless_ended(submission: Submission, lines: Iterable[str]) -> Iterator[str]:
@@ -360,14 +395,16 @@ def _ranks(submission: Submission, job: Submission | None = None) -> Iterator[st
         f"--rendezvous-seconds {settings.rendezvous_seconds}",
         *(f"--fabric {shlex.quote(nodes)}" for nodes in settings.fabrics.values()),
     ]
-    walltime = (job or submission).job_resources.walltime_minutes
-    if walltime is not None:
-        seconds = walltime * 60 - settings.warning_seconds
-        left = f"{math.ceil(seconds)} - SECONDS"
-        arguments.append(f"--seconds-to-warning {f'$(({left}))' if job is not None else seconds}")
-        if job is not None and resources.walltime_minutes is not None:
+    if job is None and resources.walltime_minutes is not None:
+        seconds = resources.walltime_minutes * 60 - settings.warning_seconds
+        arguments.append(f"--seconds-to-warning {seconds}")
+    if job is not None and (left := _seconds_left(job)) is not None:
+        arguments.append(f"--seconds-to-warning $(({left}))")
+        if resources.walltime_minutes is not None:
             own = math.ceil(resources.walltime_minutes * 60)
             arguments.append(f"--seconds-to-end $(({left} < {own} ? {left} : {own}))")
+    if job is not None and job.packed:
+        arguments.append("--heeds-cancel")
     options = _rank_options(submission)
     if job is not None:
         if resources.memory_gib is not None and settings.memory_option != "mem":
@@ -402,18 +439,22 @@ def _step(
     return " \\\n    ".join(parts)
 
 
-def _finish(submission: Submission, later: Sequence[Path] = ()) -> Iterator[str]:
+def _finish(
+    submission: Submission, later: Sequence[Path] = (), log: Path | None = None
+) -> Iterator[str]:
     """A function that writes how the job, or a stage of it, ended.
 
     It is a step like the ranks wherever the interpreter may be only where those run.
 
     Args:
         later: attempts of stages that do not begin where this one does not complete.
+        log: the job's own output, where it is not in the attempt's directory.
     """
     settings, module = submission.settings, "redco_flow.launch.slurm.job_end"
     arguments = [
         f"{_task(submission)} --num-processes {submission.resources.num_processes}",
         *(f"--later {shlex.quote(str(one))}" for one in later),
+        *([f"--log {shlex.quote(str(log))}"] if log is not None else []),
         '"$@"',
     ]
     yield "finish() {"

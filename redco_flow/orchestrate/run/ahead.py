@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
@@ -33,6 +33,11 @@ _POLL_SECONDS = 0.25
 _SECONDS_FOR_ROOM = 35.0
 
 
+def has_failed(attempt: AttemptDirectory) -> bool:
+    """Whether the attempt's job has ended without a result."""
+    return attempt.cause not in (None, Cause.COMPLETED)
+
+
 @dataclass(frozen=True)
 class SweepQueue:
     """Jobs of a sweep in the queue when a point is submitted.
@@ -41,19 +46,25 @@ class SweepQueue:
         keys: of the run's stages; what has one key makes one result.
         makers: by key, the attempts that make what earlier points need; this run's are added.
         after_end: jobs that must have ended before the run's first job begins.
+        packed: stages of the run that one job runs with those of other points.
+        pack: gets their attempts, which the caller submits.
     """
 
     keys: Mapping[str, str]
     makers: dict[str, AttemptDirectory]
     after_end: Sequence[CallJob] = ()
+    packed: Collection[str] = ()
+    pack: list[AttemptDirectory] = field(default_factory=list)
 
     def maker_of(self, stage: str) -> AttemptDirectory | None:
         """Return the attempt that makes the stage's result, if one in the queue does."""
-        return self.makers.get(self.keys[stage])
+        attempt = self.makers.get(self.keys[stage])
+        return attempt if attempt is not None and not has_failed(attempt) else None
 
     def note(self, stage: str, attempt: AttemptDirectory) -> None:
         """Have points that come later wait for this attempt."""
-        self.makers.setdefault(self.keys[stage], attempt)
+        if self.maker_of(stage) is None:
+            self.makers[self.keys[stage]] = attempt
 
 
 class JobChain:
@@ -156,6 +167,8 @@ class JobChain:
             maker = queue.maker_of(stage) if queue is not None and not is_grouped else None
             if maker is not None:
                 self._share(stage, maker)
+            elif queue is not None and stage in queue.packed:
+                self._pack(stage, queue.pack, log)
             else:
                 self._submit(stage, log, queue.after_end if queue is not None else ())
         attempt = self._known.current.get(stage)
@@ -236,6 +249,29 @@ class JobChain:
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
         self._context.state_store.set_stage(stage, State.WAITING, event="job_submitted", **fields)
         log(f"{stage} | {text}")
+
+    def _pack(self, stage: str, pack: list[AttemptDirectory], log: Log) -> None:
+        """Write the stage's attempt, for a job that is submitted when its pack is complete."""
+        if self._has_unsubmitted():
+            log(f"{stage} | is submitted when its upstream stages have completed")
+            return
+        waits_for = self._known.open_upstream(stage)
+        if waits_for is not None:
+            pack.append(self._write(stage, waits_for))
+            self._known.current[stage] = pack[-1]
+
+    def note_packed(self, job: CallJob) -> None:
+        """Write into the run's state that a packed job is to run its attempts."""
+        for stage, attempt in self._known.current.items():
+            if (attempt.read_job() or {}).get("pack") != str(job.paths.folder):
+                continue
+            text = f"job {job.job_id} runs it in its turn"
+            if job.is_unsubmitted:
+                text = job.status().message
+            fields = {"attempt": attempt.number, "message": text}
+            self._context.state_store.set_stage(
+                stage, State.WAITING, event="job_submitted", **fields
+            )
 
     def _wait_for_room(self, stage: str, job: CallJob, log: Log) -> None:
         """Wait for a job that the cluster refuses for now, but not long: others can be followed."""

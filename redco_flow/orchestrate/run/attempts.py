@@ -509,16 +509,18 @@ class AttemptFollower:
 def count_ended(attempts: Iterable[AttemptDirectory], cause: Cause) -> int:
     """Return how many attempts ended by a cause, as the retries of a profile count them.
 
-    A timeout counts where the stage was the first of its job. After another stage of its group it
-    had only the rest of the job's time; its next attempt is the first of a job.
+    A timeout counts where the stage was the first of its job. After another stage of its group, or
+    in a packed job, it had only the rest of the job's time; its next attempt is the first of a job.
     """
     ended = [one for one in attempts if one.cause is cause]
     return len(ended) if cause is not Cause.TIMEOUT else sum(map(_is_first_of_job, ended))
 
 
 def _is_first_of_job(attempt: AttemptDirectory) -> bool:
-    group = (unless_damaged(attempt.read_job) or {}).get("group")
-    return not group or AttemptDirectory(Path(group[0])).stage == attempt.stage
+    record = unless_damaged(attempt.read_job) or {}
+    group = record.get("group")
+    is_first = not group or AttemptDirectory(Path(group[0])).stage == attempt.stage
+    return is_first and "pack" not in record
 
 
 def _record_loss(attempt: AttemptDirectory, job: CallJob) -> None:

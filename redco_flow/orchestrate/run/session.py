@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from redco_flow.errors import RunCancelled, StageFailed
 from redco_flow.orchestrate.run.ahead import JobChain, SweepQueue
@@ -23,6 +24,9 @@ from redco_flow.orchestrate.run.cancel import Detached, Log, RunContext
 from redco_flow.orchestrate.run.plan import upstream_of
 from redco_flow.orchestrate.run.stage_runner import StageRunner
 from redco_flow.tracking.attempt import ENDED_STAGE_STATES, State
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallJob
 
 DETACHED_EXIT_CODE = 130
 _KEPT_LINES = 200  # of a stage's log, for a flow that begins later
@@ -100,6 +104,11 @@ class RunSession:
         """
         if self._chain is not None:
             self._chain.submit(log, queue)
+
+    def note_packed(self, job: CallJob) -> None:
+        """Write into the run's state that a job that runs stages of several runs is submitted."""
+        if self._chain is not None:
+            self._chain.note_packed(job)
 
     @property
     def is_cut(self) -> bool:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended, is_driven
 from redco_flow.orchestrate.run.ingredients import CodeState
-from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.orchestrate.run.start import (
     check_run,
     refuse_to_start_over,
@@ -28,11 +27,11 @@ from redco_flow.orchestrate.run.start import (
     write_run,
 )
 from redco_flow.orchestrate.run.state import LaunchRecord
+from redco_flow.orchestrate.sweep.planned_jobs import PlannedPoint, check_packs, packed_stages
 from redco_flow.orchestrate.sweep.search import Search, require_optuna
 from redco_flow.orchestrate.sweep.successive_halving import SuccessiveHalving
 from redco_flow.records import write_json
-from redco_flow.spec.load import ResolvedPipeline
-from redco_flow.spec.profile import LOCAL_LAUNCHER, Profile
+from redco_flow.spec.profile import LOCAL_LAUNCHER
 from redco_flow.spec.sweep_points import Point
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
@@ -43,16 +42,6 @@ from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 _POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True)
-class PlannedPoint:
-    """One point of a sweep, read and planned."""
-
-    overrides: Point
-    pipeline: ResolvedPipeline
-    profile: Profile
-    plan: Plan
 
 
 def plan_points(
@@ -87,6 +76,7 @@ def start_sweep(
     overrides: Sequence[str],
     argv: Sequence[str],
     ahead: bool = False,
+    points_per_job: int | None = None,
     early_stopping: SuccessiveHalving | None = None,
 ) -> SweepDirectory:
     """Write a run for each point, and start the process that starts them.
@@ -96,6 +86,7 @@ def start_sweep(
         max_parallel: how many runs at once.
         overrides: of all points.
         ahead: the user requested that all jobs are queued at once.
+        points_per_job: points that one job computes; None: each has jobs of its own.
         early_stopping: how trainings that are not among the best are stopped; None: they are not.
 
     Raises:
@@ -104,12 +95,12 @@ def start_sweep(
         RedcoFlowError: the process did not come up.
     """
     _check(planned)
-    ahead = goes_ahead(planned, workspace, asked=ahead)
+    ahead, packed = check_submission(planned, workspace, ahead=ahead, points_per_job=points_per_job)
     sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
     code = CodeState.read(Path.cwd())
     points = []
     first: RunDirectory | None = None
-    for point in planned:
+    for point, stages in zip(planned, packed, strict=True):
         run = write_run(
             point.pipeline,
             point.profile,
@@ -124,9 +115,16 @@ def start_sweep(
             like=first,
         )
         first = first or run
-        points.append(SweepPoint(run.id, list(point.overrides)))
+        points.append(SweepPoint(run.id, list(point.overrides), stages))
     settings = asdict(early_stopping) if early_stopping is not None else None
-    sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead, early_stopping=settings)
+    sweep.write(
+        points,
+        max_parallel=max_parallel,
+        argv=argv,
+        ahead=ahead,
+        points_per_job=points_per_job,
+        early_stopping=settings,
+    )
     _spawn(sweep)
     return sweep
 
@@ -179,6 +177,28 @@ def _check(planned: Sequence[PlannedPoint]) -> None:
             f"{planned[0].profile.launcher}): add --launcher {LOCAL_LAUNCHER}. Where jobs can wait "
             f"for each other, those of all points are queued at once, and that process may end."
         )
+
+
+def check_submission(
+    planned: Sequence[PlannedPoint],
+    workspace: Workspace,
+    *,
+    ahead: bool,
+    points_per_job: int | None,
+) -> tuple[bool, list[list[str]]]:
+    """Return whether the jobs of all points can be queued at once, and each point's packed stages.
+
+    Args:
+        ahead, points_per_job: as of `start_sweep`.
+
+    Raises:
+        ConfigError, DoesNotFit, UsageError: what is asked for cannot be; says why.
+    """
+    packed: list[list[str]] = [[] for _ in planned]
+    if points_per_job is not None:
+        packed = packed_stages(planned, workspace, points_per_job)
+        check_packs(planned, packed, points_per_job, os.environ)
+    return goes_ahead(planned, workspace, asked=ahead or points_per_job is not None), packed
 
 
 def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: bool) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.ingredients import Sources
-from redco_flow.orchestrate.sweep.process import work_keys
+from redco_flow.orchestrate.sweep.planned_jobs import work_keys
 from redco_flow.orchestrate.sweep.successive_halving import Mode, SuccessiveHalving
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.names import listed, nearest
