@@ -28,7 +28,9 @@ def kind_of(chip: str) -> str:
 
 def set_environment(target: str, num_cpu_devices: int) -> None:
     """Choose JAX's platform; to be called before JAX is imported."""
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_cpu_devices}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    count = f"--xla_force_host_platform_device_count={num_cpu_devices}"
+    os.environ["XLA_FLAGS"] = f"{flags} {count}".strip()
     read_target(_EIGHT["gpu" if target == "gpu" else "tpu"]).set_environment()
 
 

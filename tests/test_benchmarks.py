@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLUGIN = f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}"
 NEEDED = {"jax_plugins.xla_cuda13": PLUGIN, "nvidia.cu13": "nvidia-cuda-nvcc nvidia-nvvm"}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("kernel_cache")]
 
 
 def is_installed(module: str) -> bool:

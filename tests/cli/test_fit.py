@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -112,6 +113,7 @@ def command(tmp_path):
 
 
 @compiles_for_gpus
+@pytest.mark.usefixtures("kernel_cache")
 def test_what_does_not_fit_leads_to_settings_that_do_with_the_compilers_own_figures(command):
     (command.folder / "one.yaml").write_text("{executor: slurm, slurm: {gpu_type: a100-40g}}")
     settings = ("stages.train.resources.gpus_per_host=1", "global_batch_size=1024")
@@ -190,7 +192,12 @@ def searched(tmp_path_factory):
     smaller = ("model.config.num_hidden_layers=2", "global_batch_size=1")
     words = ("small.yaml", "-p", "one.yaml", "stages.train.resources.gpus_per_host=1", *smaller)
     words += ("model.config.remat=full",)
-    found = json.loads(command("plan", *words, "--fit", "--search", "--json").splitlines()[-1])
+    process = command.start("plan", *words, "--fit", "--search", "--json")
+    temporary = Path(compiler_of(process).environ()["TMPDIR"])
+    # The candidates share kernels, which are compiled once.
+    wait_for((temporary / "kernels").exists)
+    found = json.loads(process.communicate(timeout=500)[0].splitlines()[-1])
+    assert not temporary.exists()
     return command, words, found["fit"]["train"]
 
 
@@ -215,6 +222,7 @@ def test_the_search_compares_what_is_computed_again_and_the_fastest_is_first(sea
 
 
 @compiles_for_gpus
+@pytest.mark.usefixtures("kernel_cache")
 def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     (command.folder / "two.yaml").write_text("{executor: slurm, slurm: {gpu_type: h100}}")
     words = ("small.yaml", "-p", "two.yaml", "stages.train.resources.gpus_per_host=2")

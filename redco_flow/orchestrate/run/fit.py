@@ -378,10 +378,13 @@ def _run_planner(
     module = find_stage_kind(stage.kind).fit_module
     assert module is not None
     secrets = secret_values(os.environ)
-    with tempfile.TemporaryFile() as log:
+    with (
+        tempfile.TemporaryFile() as log,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary,
+    ):
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
-            env={**os.environ, **variables, **search_path.variables()},
+            env={**os.environ, **variables, **search_path.variables(), "TMPDIR": temporary},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from redco_flow.stages.train.config import Config
 
 _MOST_CPU_SECONDS = 1800
 _SECONDS_TO_END = 5
+_KERNELS = "xla_gpu_kernel_cache_file"
 _SIGNAL_AT_PARENTS_DEATH = 1  # linux/prctl.h
 
 
@@ -95,6 +97,8 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
     if request.fabrics is not None:
         target = replace(target, fabrics=Fabrics(**request.fabrics))
     target.set_environment()
+    if target.device.platform == "cuda":
+        _keep_kernels()
     progress("reading the model")
     from redco_flow.stages.train import fitting, planned_data
 
@@ -109,6 +113,14 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
         raise planned_data.CannotPlan("no stage makes the dataset")
     given = (request.stage, config, data, target, progress, request.share_of_gpu)
     return fitting.fit(*given, searches=request.searches)
+
+
+def _keep_kernels() -> None:
+    """Let XLA keep compiled kernels in a file: the steps that a search compares share many."""
+    flags, kept = os.environ.get("XLA_FLAGS", ""), f"{tempfile.gettempdir()}/kernels"
+    # Spaces separate flags.
+    if _KERNELS not in flags and len(kept.split()) == 1:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_KERNELS}={kept}".strip()
 
 
 def _limit() -> None:
