@@ -3,9 +3,9 @@
     python benchmarks/mesh_search.py [CASE ...]
 
 Each case is a small model on a number of GPUs. The search chooses a mesh for it, and then every
-mesh is compiled: the chosen one's predicted step ÷ that of the fastest that fits, and how many
-meshes the search compiled of how many. No GPU is needed; `redco-flow[plan-gpu]` is. Prints a JSON
-line per case, and one of all last.
+mesh is compiled: the chosen one's predicted step ÷ that of the fastest that fits, how many meshes
+the search compiled of how many, and the errors of the estimates of their memory. No GPU is needed;
+`redco-flow[plan-gpu]` is. Prints a JSON line per case, and one of all last.
 """
 
 import argparse
@@ -114,6 +114,9 @@ def main() -> None:
     ratios = [one["ratio"] for one in found]
     compiled, meshes = (sum(one[key] for one in found) for key in ("compiled", "meshes"))
     summary = {"worst_ratio": max(ratios), "median_ratio": statistics.median(ratios)}
+    summary["worst_error_of_estimates"] = max(
+        abs(error) for one in found for error in one["errors_of_estimates"]
+    )
     print(json.dumps({"mesh_search": {**summary, "compiled": compiled, "meshes": meshes}}))
 
 

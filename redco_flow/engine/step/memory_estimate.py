@@ -63,7 +63,7 @@ class _Array:
     """An array of a trace.
 
     Args:
-        num_bytes: over all devices together, each part once.
+        num_bytes: over all devices together, each part once; 0 of what is on the host.
         placed: by how much a constraint splits each dim; None: as the dim is split anyway.
     """
 
@@ -87,7 +87,8 @@ class _StepWalker(Walker):
         self, value: Value, aval: Any, placed: tuple[int | None, ...] | None = None
     ) -> Value:
         """Return a value as a new array."""
-        itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 4)
+        is_on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+        itemsize = 0 if is_on_host else getattr(getattr(aval, "dtype", None), "itemsize", 4)
         self.arrays.append(_Array(value.dims, math.prod(np.shape(aval)) * itemsize, placed))
         return replace(value, array=len(self.arrays) - 1)
 
@@ -159,7 +160,7 @@ def _shard_map(
     sizes, results = params["mesh"].shape, []
     for value, spec in zip(operands, params["in_specs"], strict=True):
         walker.split(value.dims, _counts(spec, sizes))
-    inside = params["jaxpr"]
+    inside = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])  # closed in later versions of JAX
     parts = [
         replace(value, dims=walker.atoms.new_dims(var.aval.shape))
         for value, var in zip(operands, inside.invars, strict=True)
@@ -207,7 +208,8 @@ def estimate_step(closed: ClosedJaxpr, state: Any, batch: Any) -> int:
 
 
 def _bytes_of(leaf: Any) -> int:
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    shape: tuple[int, ...] = leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * int(leaf.dtype.itemsize)
 
 
 class _Sizes:
