@@ -32,6 +32,7 @@ from redco_flow.engine.step.compiled import (
 )
 from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step.loss import LossFn
+from redco_flow.engine.step.memory_estimate import estimate_step
 from redco_flow.engine.step.model_flops import ModelFlops, trained_marks
 from redco_flow.engine.step.step import (
     MicroBatches,
@@ -268,6 +269,12 @@ class TrainingPlan:
             batches: arrays or shapes as the train step takes them; the plan's own by default.
         """
         return self._flops.of_step(self.micro_batches() if batches is None else batches)
+
+    def estimate_bytes(self, batch: Any = None) -> int:
+        """Return about what `memory(batch).total` is, from the trace of the step alone."""
+        batches = self.micro_batches(batch)
+        traced = self.train_step.trace(self.state, batches)
+        return estimate_step(traced.jaxpr, self.state, batches)
 
     def lower(self, batch: Any = None) -> jax.stages.Lowered:
         """Lower the train step that the Trainer runs on such batches; see `micro_batches`.

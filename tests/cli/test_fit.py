@@ -238,6 +238,7 @@ def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
     sizes = {name: best[name] for name in ("num_model_shards", "fsdp")}
     assert fit["chosen"] == {"mesh": None, **sizes}
     assert (fit["used_bytes"], fit["fits"]) == (best["used_bytes"], True)
+    assert fit["estimated_bytes"] == pytest.approx(fit["used_bytes"], rel=0.1)
     # Neither a seed nor a learning rate changes the program, and the choice has these figures.
     swept = ("--sweep", "stages.train.seed=1,2", "stages.train.learning_rate=0.003")
     points = command.start("run", "-n", *words, "stages.train.mesh=auto", *swept)

@@ -118,6 +118,7 @@ def _figures(
         "remat": plan.remat,
         "fits": step.fits,
         "used_bytes": step.used_bytes,
+        "estimated_bytes": plan.estimate_bytes(),
         "limit_bytes": step.limit_bytes,
         "device_bytes": round(target.device.memory_gib * 2**30),
         "parts_bytes": parts,
@@ -160,10 +161,8 @@ def _suggest(
         progress(f"does not fit; trying {' '.join(texts)}")
         try:
             plan = compiler.plan(changes)
-            if bytes_per_device(plan.state) > step.limit_bytes:
-                continue
-            num_compiles -= 1
-            tried = compiler.compile(plan)
+            tried = compiler.compile_if_it_may_fit(plan)
+            num_compiles -= not tried.is_estimate
         except (ValueError, jax.errors.JaxRuntimeError):  # the model or the devices cannot follow
             continue
         if tried.fits:

@@ -179,7 +179,9 @@ def _seconds(trial: Trial) -> float:
 def _why_not(candidate: Candidate, trials: Sequence[Trial], limit_bytes: int, of_host: int) -> str:
     """Say by the compiled ones why a candidate need not be; empty where it is to be compiled."""
     compiled = [one for one in trials if one.used_bytes is not None]
-    alike = [one for one in compiled if one.candidate.saving.remat == candidate.saving.remat]
+    remat = candidate.saving.remat
+    # Without a time the bytes are an estimate.
+    alike = [one for one in compiled if one.seconds and one.candidate.saving.remat == remat]
     needed = max((one.least_bytes(candidate) for one in alike), default=0.0)
     if needed > limit_bytes:
         over = (needed - limit_bytes) / 2**30

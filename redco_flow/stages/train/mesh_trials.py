@@ -11,7 +11,6 @@ import jax
 from redco_flow.engine.sharding.mesh import FSDP_AXIS, MODEL_AXIS
 from redco_flow.engine.step.links import NotPredicted
 from redco_flow.engine.step.step_time import USUAL
-from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.stages.train.compiled_steps import (
     MOST_CPU_SECONDS,
     CompiledStep,
@@ -68,14 +67,14 @@ class MeshTrials:
             self._savings = [Saving()]
 
     def try_as_it_is(self) -> CompiledStep:
-        """Compile the settings as they are, where their parameters alone are not too large."""
+        """Compile the settings as they are, where they may fit."""
         plan = self._compiler.plan({})
         remat = None if self._savings[0].remat is None else plan.remat
         mesh = plan.mesh.shape
         self._as_it_is = Candidate(mesh[MODEL_AXIS], mesh[FSDP_AXIS], Saving(remat))
-        step = self._steps[self._as_it_is] = self._compile(plan)
-        if _is_too_large(step):
-            self.notes.append(f"the settings as they are were not compiled: {_too_large(plan)}")
+        step = self._steps[self._as_it_is] = self._compiler.compile_if_it_may_fit(plan)
+        if step.is_estimate:
+            self.notes.append(f"the settings as they are were not compiled: {_too_large(step)}")
         return step
 
     def run(self) -> CompiledStep:
@@ -138,17 +137,11 @@ class MeshTrials:
                 f"trying {' '.join(override(self._stage, *one) for one in changes.items())}"
             )
             plan = self._compiler.plan(changes)
-            step = self._compile(plan)
+            step = self._compiler.compile_if_it_may_fit(plan)
         except (ValueError, jax.errors.JaxRuntimeError) as error:
             return Trial(candidate, refusal=" ".join(str(error).split())[:_MOST_OF_REASON])
         self._steps[candidate] = step
         return self._trial(candidate, step)
-
-    def _compile(self, plan: TrainingPlan) -> CompiledStep:
-        """Compile a step, unless its state and gradients alone are too large."""
-        if plan.bytes_per_device > self._compiler.limit_bytes:
-            return CompiledStep(plan, None, plan.bytes_per_device, self._compiler.limit_bytes)
-        return self._compiler.compile(plan)
 
     def _changes(self, candidate: Candidate) -> dict[str, Any]:
         """Return a candidate's settings; raises ValueError where rows are not that divisible."""
@@ -170,7 +163,7 @@ class MeshTrials:
 
     def _trial(self, candidate: Candidate, step: CompiledStep) -> Trial:
         if step.memory is None:
-            refusal = f"does not fit: {_too_large(step.plan)}" if _is_too_large(step) else ""
+            refusal = f"does not fit: {_too_large(step)}" if step.is_estimate else ""
             state_bytes = step.plan.bytes_per_device
             return Trial(candidate, step.used_bytes, state_bytes=state_bytes, refusal=refusal)
         seconds, communication, products, refusal = None, 0.0, 0.0, ""
@@ -236,10 +229,6 @@ def _reason(trial: Trial, best: Trial | None, limit_bytes: int) -> str:
     return f"{slower:.0%} slower{communication}".replace("%", " %")
 
 
-def _is_too_large(step: CompiledStep) -> bool:
-    return step.plan.bytes_per_device > step.limit_bytes
-
-
-def _too_large(plan: TrainingPlan) -> str:
-    gib = f"{plan.bytes_per_device / 2**30:.1f} GiB"
-    return f"parameters, gradients and optimizer state alone take {gib}"
+def _too_large(step: CompiledStep) -> str:
+    needed, over = (one / 2**30 for one in (step.used_bytes, step.used_bytes - step.limit_bytes))
+    return f"needs about {needed:.0f} GiB, {over:.1f} more than there is"

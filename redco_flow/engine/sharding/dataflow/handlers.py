@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from redco_flow.engine.sharding.dataflow import indexing, products, shaping
-from redco_flow.engine.sharding.dataflow.trace import Handler, Walker, scan_sizes
+from redco_flow.engine.sharding.dataflow.trace import RULE_CALLS, Handler, Walker, scan_sizes
 from redco_flow.engine.sharding.dataflow.values import Dim, Fact, Kind, Value, join_values
 
 Shapes = list[tuple[int, ...]]
@@ -76,9 +76,7 @@ CALLS: dict[str, Handler] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
-    "custom_jvp_call": _rule_call,
-    "custom_vjp_call": _rule_call,
-    "custom_vjp_call_jaxpr": _rule_call,
+    **dict.fromkeys(RULE_CALLS, _rule_call),
 }
 
 ELEMENTWISE_NAMES = (
@@ -86,7 +84,8 @@ ELEMENTWISE_NAMES = (
     "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conj", "copy", "cos", "cosh",
     "digamma", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
     "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2", "logistic", "lt",
-    "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "one_minus_square", "or",
+    "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "now_or_again",
+    "one_minus_square", "or",
     "polynomial", "population_count", "pow", "random_fold_in", "real", "reduce_precision", "rem",
     "round", "rsqrt", "sharding_constraint", "shift_left", "shift_right_arithmetic",
     "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan",

@@ -22,6 +22,8 @@ Handler = Callable[["Walker", dict[str, Any], list[Value], list[tuple[int, ...]]
 
 # Facts for a slice besides its own parameters: those of all slices of the same array.
 SIBLINGS = "siblings"
+# Functions with derivatives of their own.
+RULE_CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
 class Walker:
@@ -57,10 +59,21 @@ class Walker:
                 if equation.primitive.name == "slice":
                     params = {**params, SIBLINGS: slices.get(equation.invars[0], [])}
                 results = handler(self, params, operands, shapes)
+            results = self.note(equation, operands, results)
             for var, value in zip(equation.outvars, results, strict=True):
                 # Shifted and clipped ids are ids; what is compared or counted is not.
                 known[var] = value if _is_integer(var.aval) else replace(value, is_token=False)
         return [read(atom) for atom in jaxpr.outvars]
+
+    def note(self, equation: Any, operands: list[Value], results: list[Value]) -> list[Value]:
+        """Return an equation's results, when they are known."""
+        return results
+
+    def is_call(self, equation: Any) -> bool:
+        """Say whether the results are those of a jaxpr that an equation wraps."""
+        name = equation.primitive.name
+        is_unknown = name not in self._handlers
+        return name in RULE_CALLS or (is_unknown and _inner_jaxpr(equation) is not None)
 
     def walk_closed(self, closed: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Return the values of a closed jaxpr's results."""

@@ -141,6 +141,7 @@ class Value:
         is_one_hot: whether it marks where tokens equal the indices of its last dim.
         events: bits of the products it depends on.
         sources: the parameters (by number) it is computed from, while it is no data.
+        array: its number, where a walk numbers arrays.
     """
 
     dims: Dims
@@ -149,6 +150,7 @@ class Value:
     is_one_hot: bool = False
     events: int = 0
     sources: frozenset[int] = frozenset()
+    array: int = -1
 
     def with_dims(self, dims: Dims) -> Value:
         """Return the same with other dims."""
