@@ -199,7 +199,7 @@ def _take_part(call: Call, context: StageContext, group: ProcessGroup, local_ran
     is_first_on_disk = not (context.shares_disk or local_rank)
     if is_first_on_disk:
         context.check_inputs()
-    with staged(context, call.staging):
+    with staged(context, None if group.is_called_off() else call.staging):
         if group.join():
             if not is_first_on_disk:  # what the first one read is remembered
                 context.check_inputs()

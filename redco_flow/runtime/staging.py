@@ -40,7 +40,7 @@ _MAX_LOOKS_WITHOUT_RECORD = 10
 
 
 class _Record(TypedDict):
-    """What is in a directory of the node's disk; written last.
+    """The content of a directory on the node's disk; written last.
 
     Args:
         problem: why there are no files; "" if there are.
@@ -217,7 +217,7 @@ def _copy_files(artifact: InputArtifact, context: StageContext, folder: Path) ->
 
 
 def _mark(path: Path) -> list[int]:
-    """Return what is another one after a change of the file."""
+    """Return numbers of which one differs after a change of the file."""
     status = path.lstat()
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
