@@ -248,14 +248,24 @@ def _digest_chunks(path: Path, use: Callable[[memoryview], object]) -> str:
     from blake3 import blake3
 
     digest = blake3(max_threads=blake3.AUTO)
-    with path.open("rb", buffering=0) as reader:
-        # A whole chunk's memory costs more than a small file's digest.
-        num_bytes = max(1, min(_CHUNK_BYTES, os.fstat(reader.fileno()).st_size))
-        buffer = memoryview(bytearray(num_bytes))
-        while count := reader.readinto(buffer):
-            digest.update(buffer[:count])
-            use(buffer[:count])
+    for chunk in _chunks(path):
+        digest.update(chunk)
+        use(chunk)
     return digest.hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[memoryview]:
+    """Yield a file's bytes, all in one buffer."""
+    try:
+        with path.open("rb", buffering=0) as reader:
+            # A whole chunk's memory costs more than a small file's digest.
+            num_bytes = max(1, min(_CHUNK_BYTES, os.fstat(reader.fileno()).st_size))
+            buffer = memoryview(bytearray(num_bytes))
+            while count := reader.readinto(buffer):
+                yield buffer[:count]
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def write_text(

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from redco_flow.errors import ArtifactError, RedcoFlowError
+from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call, InputReference, read_call, with_inputs
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.work_lock import acquire
@@ -38,6 +38,7 @@ from redco_flow.records import SECONDS_TO_SEE_RECORDS, refuse_link, write_json
 from redco_flow.runtime import process_group
 from redco_flow.runtime.context import (
     InputArtifact,
+    InputDamaged,
     Shard,
     StageContext,
     StageOutputs,
@@ -61,10 +62,6 @@ if TYPE_CHECKING:
 
 class CallRejected(RedcoFlowError):
     """The call cannot be run here; nothing of the stage has run."""
-
-
-class InputDamaged(ArtifactError):
-    """An input is not what was published; nothing was published that was made from it."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -202,7 +199,7 @@ def _take_part(call: Call, context: StageContext, group: ProcessGroup, local_ran
     is_first_on_disk = not (context.shares_disk or local_rank)
     if is_first_on_disk:
         context.check_inputs()
-    with staged(context, call.staging):
+    with staged(context, None if group.is_called_off() else call.staging):
         if group.join():
             if not is_first_on_disk:  # what the first one read is remembered
                 context.check_inputs()

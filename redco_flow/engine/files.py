@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,25 @@ def digest_file(path: Path) -> str:
     Raises:
         OSError: the file cannot be read; names it.
     """
+    return _digest_chunks(path, lambda chunk: None)
+
+
+def copy_file(path: Path, target: Path) -> str:
+    """Copy a file to a new one; return the BLAKE3 of the bytes that were copied.
+
+    Raises:
+        OSError: a file cannot be read or written, or `target` exists; names it.
+    """
+    try:
+        with target.open("xb") as writer:
+            return _digest_chunks(path, writer.write)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk is reported without one
+        raise
+
+
+def _digest_chunks(path: Path, use: Callable[[memoryview], object]) -> str:
+    """Digest a file while each chunk of it is handed on."""
     from blake3 import blake3
 
     digest = blake3(max_threads=blake3.AUTO)
@@ -84,6 +103,7 @@ def digest_file(path: Path) -> str:
         buffer = memoryview(bytearray(num_bytes))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
+            use(buffer[:count])
     return digest.hexdigest()
 
 

@@ -366,8 +366,10 @@ class TrainingLoop:
         metrics = self._evaluate(step) if evaluates else None
         if metrics is not None and self.early_stopping is not None:
             self.early_stopping.hear(step, metrics)
+        # A process that stops may be killed soon: the last checkpoint takes the shortest way.
+        is_last = is_stopping or step == self.schedule.total_steps or self._ends_early()
         started = time.perf_counter()
-        self._save(step, metrics)
+        self._save(step, metrics, through_local=not is_last)
         self._window.checkpoints_seconds += time.perf_counter() - started
         # Nothing is in flight now: the next step's time starts here.
         self._last_fetch = time.perf_counter()
@@ -455,7 +457,7 @@ class TrainingLoop:
             callback.on_eval({**record, "seconds": seconds})
         return metrics
 
-    def _save(self, step: int, metrics: dict[str, float] | None) -> None:
+    def _save(self, step: int, metrics: dict[str, float] | None, *, through_local: bool) -> None:
         if self.checkpointer is None:
             return
         # The last save is waited for in any case; told now, it is still there to be looked at.
@@ -466,7 +468,9 @@ class TrainingLoop:
         if self.early_stopping is not None:
             cursor[EARLY_STOPPING] = self.early_stopping.to_json()
         state = {**self.trainer.state, **self.beside}
-        self.checkpointer.save(step, state, metrics=metrics, cursor=cursor)
+        self.checkpointer.save(
+            step, state, metrics=metrics, cursor=cursor, through_local=through_local
+        )
         self._lines.hear_saved(step)
         record = {"step": step, "epoch": self.schedule.epoch(step), "metrics": metrics}
         self._unannounced.append(record)

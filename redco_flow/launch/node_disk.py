@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -66,10 +68,30 @@ def look_at_node_disk(named: str | None, environ: Mapping[str, str]) -> NodeDisk
         return None
     try:
         directory = node_directory(named, environ)
+        _try_directory(directory)
+        free_gib = shutil.disk_usage(directory).free / 2**30
     except NoNodeDisk as error:
         return {"problem": str(error), "found": ""}
-    free_gib = shutil.disk_usage(directory).free / 2**30
+    except OSError as error:
+        node = os.uname().nodename
+        problem = f"{KEY} is {named}, and stages on {node} cannot use it: {error}."
+        return {"problem": problem, "found": ""}
     return {"problem": "", "found": f"{directory}, {free_gib:.1f} GiB free"}
+
+
+def _try_directory(directory: Path) -> None:
+    """Write there and lock there, as stages do.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    with tempfile.TemporaryDirectory(prefix="redco-flow-doctor-", dir=directory) as made:
+        Path(made, "trial").write_bytes(bytes(4096))
+        descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
 
 
 def node_disk_finding(disks: Mapping[str, NodeDisk]) -> Finding:
@@ -80,6 +102,6 @@ def node_disk_finding(disks: Mapping[str, NodeDisk]) -> Finding:
         "disks of the nodes",
         not problems,
         " ".join(problems) or found,
-        "stages would end there before their work begins: correct `staging` in the profile, or "
-        "remove it",
+        "stages would fail there, or use the workspace instead: correct `staging` in the profile, "
+        "or remove it",
     )

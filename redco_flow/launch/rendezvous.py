@@ -96,6 +96,11 @@ class Rendezvous:
         """Rank 0: tell the others that there is nothing to do."""
         self._announce({"nothing_to_do": True})
 
+    def is_called_off(self) -> bool:
+        """Tell whether rank 0 has said by now that there is nothing to do."""
+        told = read_json_if_present(self.path) or {}
+        return bool(told.get("nothing_to_do"))
+
     # Rank 0
 
     def _host(self) -> Meeting:

@@ -35,6 +35,10 @@ class Stopped(BaseException):
     """
 
 
+class InputDamaged(ArtifactError):
+    """An input is not what was published; nothing was published that was made from it."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """One of the parts that a stage's work is cut into; by default all of it."""

@@ -115,6 +115,10 @@ class ProcessGroup:
         if self._rank_info.num_processes > 1:
             self._meeting().call_off()
 
+    def is_called_off(self) -> bool:
+        """Tell whether rank 0 has said by now that there is nothing to run."""
+        return self._meeting().is_called_off()
+
     def _meeting(self) -> Rendezvous:
         def while_waiting(for_what: str) -> None:
             self._context.report(phase=for_what)

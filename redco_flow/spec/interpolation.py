@@ -57,6 +57,10 @@ class _Bad(Exception):
     is_of_machine = False
 
 
+READ_BY_A_JOB = ("staging", "directory")
+"""The key of a profile in which $NAME is a variable of the job."""
+
+
 class _Unset(_Bad):
     """The environment lacks a variable."""
 
@@ -88,6 +92,8 @@ class _Interpolation:
             return _expand(value, self._value)
         except _Bad as bad:
             origin, message = self.document.origin(path), f"'{dotted(path)}': {bad}"
+            if path[-2:] == READ_BY_A_JOB:
+                message += " A variable of the job is written without braces: $NAME."
             self.problems.append(origin.problem(message, is_of_machine=bad.is_of_machine))
             return value
 

@@ -26,7 +26,7 @@ from redco_flow.spec.devices import DeviceFacts
 from redco_flow.spec.document import Document, KeyPath, Origin, leaves, written_at
 from redco_flow.spec.executor import executor_config, executor_problem, known_executors
 from redco_flow.spec.find import find_file
-from redco_flow.spec.interpolation import interpolate
+from redco_flow.spec.interpolation import READ_BY_A_JOB, interpolate
 from redco_flow.spec.model import (
     OF_RECORD,
     EnvironmentValue,
@@ -117,10 +117,10 @@ class Staging(StrictModel):
     Args:
         directory: on such a disk; must exist on every node. $NAME is a variable of the job, set by
             the site or in `environment`: $SLURM_TMPDIR, $TMPDIR, /lscratch/$SLURM_JOB_ID.
-        inputs: copy the artifacts that a stage takes in there before it reads them, once for all
+        inputs: copy a stage's input artifacts to this directory before it reads them, once for all
             processes of a node.
-        checkpoints: write checkpoints there first and then to the workspace; for stages that run
-            as one process.
+        checkpoints: write checkpoints to this directory and then to the workspace; for stages that
+            run as one process.
     """
 
     directory: Annotated[Text, AfterValidator(_directory_of_a_node)]
@@ -302,7 +302,6 @@ def load_profile(
 
 
 _READ_BY_A_SHELL = ("setup", "srun_options")
-_READ_BY_A_JOB = ("staging", "directory")
 
 
 def _shell_variable_problems(document: Document) -> list[Problem]:
@@ -311,16 +310,9 @@ def _shell_variable_problems(document: Document) -> list[Problem]:
     $ORIGIN, $LIB and $PLATFORM are of the dynamic linker, as in LD_LIBRARY_PATH.
     """
     problems = []
-    if braced := re.search(r"\$\{([A-Z]\w*)\}", str(document.get(_READ_BY_A_JOB))):
-        problems.append(
-            document.origin(_READ_BY_A_JOB).problem(
-                f"'{dotted(_READ_BY_A_JOB)}': a variable of the job is written without braces: "
-                f"${braced[1]}"
-            )
-        )
     for key in leaves(document.without(("defaults",)).without((_SETTINGS,)).values):
         name = re.search(r"\$(?!(?:ORIGIN|LIB|PLATFORM)\b)([A-Za-z_]\w*)", str(document.get(key)))
-        if name and key[-1] not in _READ_BY_A_SHELL and key != _READ_BY_A_JOB:
+        if name and key[-1] not in _READ_BY_A_SHELL and key != READ_BY_A_JOB:
             problems.append(
                 document.origin(key).problem(
                     f"'{dotted(key)}': ${name[1]} is not replaced; an environment variable is "

@@ -2,7 +2,6 @@
 
 import threading
 from itertools import pairwise
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -395,14 +394,37 @@ def test_a_save_goes_through_this_machines_disk_where_that_has_room(tmp_path, ca
             seen.update(path.name for path in local.iterdir())
         checkpointer.wait()
         restored, _ = checkpointer.restore(like=abstract(state))
-    with Checkpointer(tmp_path / "b", local_directory=Path("/proc")) as checkpointer:  # 0 bytes
-        checkpointer.save(1, state, cursor={})
+        checkpointer.save(2, state, cursor={}, through_local=False)
 
     assert bits(restored) == bits(state)
-    assert "1" in seen
+    assert seen & {"1", "1.orbax-checkpoint-tmp"}
     assert list(local.iterdir()) == []
-    assert checkpointer.steps() == [1]
-    assert "bytes do not fit into /proc" in caplog.text
+    assert checkpointer.steps() == [2]
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [("disk", "estination"), ("gone", "No such file or directory"), ("/proc", "bytes do not fit")],
+)
+def test_where_this_machines_disk_fails_a_save_is_written_directly(
+    tmp_path, caplog, named, problem
+):
+    local = tmp_path / named
+    (tmp_path / "disk" / "1").mkdir(parents=True)  # where Orbax will not write
+    state = {"params": {"w": np.arange(4.0)}}
+
+    with Checkpointer(tmp_path / "a", local_directory=local) as checkpointer:
+        checkpointer.save(1, state, cursor={})
+        state["params"]["w"] += 1
+        checkpointer.wait()
+        restored, _ = checkpointer.restore(like=state)
+
+    assert np.array_equal(restored["params"]["w"], np.arange(4.0))
+    (message,) = caplog.messages
+    assert f"a/1 could not be written through {local} (" in message
+    assert problem in message
+    assert named != "disk" or list(local.iterdir()) == []
 
 
 def test_closing_ends_the_background_threads(tmp_path):

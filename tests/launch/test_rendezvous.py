@@ -166,7 +166,10 @@ def test_a_stranger_at_the_port_is_sent_away_and_the_ranks_meet(tmp_path):
 
 
 def test_a_meeting_that_is_called_off_sends_the_others_home(tmp_path):
-    Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 400).call_off()
+    first = Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 400)
+    assert not first.is_called_off()
+    first.call_off()
+    assert first.is_called_off()
 
     meeting = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 400).meet()
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.errors import ArtifactError
 from redco_flow.launch.call import Staging
 from redco_flow.launch.node_disk import NoNodeDisk
-from redco_flow.runtime.context import InputArtifact, StageContext
+from redco_flow.runtime.context import InputArtifact, InputDamaged, StageContext
 from redco_flow.runtime.staging import staged
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -111,14 +110,13 @@ def test_a_link_in_the_place_of_a_copy_is_neither_followed_nor_emptied(tmp_path,
         (copy,) = disk.iterdir()
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "files").mkdir(parents=True)
-    (elsewhere / "lock").touch()
     copy.symlink_to(elsewhere)
 
     with staged(context, INPUTS):
         assert not context.input("dataset").path.is_relative_to(disk)
 
     assert (elsewhere / "files").is_dir()
-    assert "it is not a directory of this user" in capsys.readouterr().err
+    assert f"{copy}: Not a directory: the stage uses the workspace" in capsys.readouterr().err
 
 
 def change_manifest(context, **changes):
@@ -129,23 +127,79 @@ def change_manifest(context, **changes):
 
 
 def test_an_input_for_which_the_disk_has_no_room_is_read_from_the_workspace(tmp_path, disk, capsys):
-    context = context_of(tmp_path)
-    original = change_manifest(context, bytes=1 << 60)
+    first, second = context_of(tmp_path), context_of(tmp_path)
+    original = change_manifest(first, bytes=1 << 60)
+    change_manifest(second, bytes=1 << 60)
 
-    with staged(context, INPUTS):
-        assert context.input("dataset").path == original
-        assert list(disk.iterdir()) == []
+    with staged(first, INPUTS), staged(second, INPUTS):
+        assert first.input("dataset").path == second.input("dataset").path == original
+        (path,) = disk.iterdir()
+        assert [one.name for one in path.iterdir()] == ["record.json"]  # read by the second one
 
-    assert "bytes do not fit there): the stage uses the workspace" in capsys.readouterr().err
+    assert list(disk.iterdir()) == []
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 2
+    assert all("bytes do not fit there: the stage uses the workspace" in one for one in warnings)
 
 
 def test_a_copy_of_other_bytes_than_were_published_is_not_used(tmp_path, disk):
     context = context_of(tmp_path)
     change_manifest(context, blake3="0" * 64)
 
-    with pytest.raises(ArtifactError, match="when it was published"), staged(context, INPUTS):
+    with pytest.raises(InputDamaged, match="when it was published"), staged(context, INPUTS):
         pass
 
+    assert list(disk.iterdir()) == []
+
+
+def test_a_copy_that_a_stage_changes_is_found_and_later_stages_use_the_workspace(
+    tmp_path, disk, capsys
+):
+    first, second = context_of(tmp_path), context_of(tmp_path)
+    original = first.input("dataset").path
+
+    with staged(first, INPUTS):
+        copy = first.input("dataset").path / "train" / "part.txt"
+        first.check_inputs()
+        modes = [path.stat().st_mode & 0o222 for path in (copy, copy.parent, copy.parent.parent)]
+        copy.parent.chmod(0o755)
+        copy.unlink()
+        copy.write_text("two\none\n")
+        with pytest.raises(InputDamaged, match=r"the copy of dataset .*: train/part\.txt"):
+            first.check_inputs()
+        with staged(second, INPUTS):
+            assert second.input("dataset").path == original
+
+    first.check_inputs()
+    assert modes == [0, 0, 0]
+    assert "train/part.txt changed after they were copied" in capsys.readouterr().err
+
+
+def test_a_directory_whose_record_a_cleaner_removes_holds_no_stage_up(tmp_path, disk, capsys):
+    first, second = context_of(tmp_path), context_of(tmp_path)
+
+    with staged(first, INPUTS):
+        (path,) = disk.iterdir()
+        (path / "record.json").unlink()
+        with staged(second, INPUTS):
+            assert not second.input("dataset").path.is_relative_to(disk)
+        path.rename(tmp_path / "gone")
+        with staged(second, INPUTS):
+            assert second.input("dataset").path.is_relative_to(disk)
+
+    assert list(disk.iterdir()) == []
+    assert "removed while another process uses it" in capsys.readouterr().err
+
+
+def test_an_input_that_cannot_be_read_is_no_fault_of_the_disk(tmp_path, disk):
+    context = context_of(tmp_path)
+    source = context.input("dataset").path / "train" / "part.txt"
+    source.unlink()
+
+    with pytest.raises(FileNotFoundError) as told, staged(context, INPUTS):
+        pass
+
+    assert told.value.filename == str(source)
     assert list(disk.iterdir()) == []
 
 

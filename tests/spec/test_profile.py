@@ -166,8 +166,8 @@ def test_a_directory_of_the_nodes_may_be_named_by_variables_of_the_job(write, di
 
     assert profile.staging.directory == directory
     assert (profile.staging.inputs, profile.staging.checkpoints) == (True, False)
-    with pytest.raises(ConfigError, match="is written without braces: \\$TMPDIR"):
-        load_profile(write("staging: {directory: '${TMPDIR}'}\n"), environ={})
+    with pytest.raises(ConfigError, match=r"'tmpdir'\. A variable of the job is written without"):
+        load_profile(write("staging: {directory: '${tmpdir}'}\n"), environ={})
 
 
 def test_a_shell_variable_is_a_mistake_where_no_shell_reads_it(write):

@@ -9,6 +9,7 @@ keys, and arrays without elements. Knows no commits and no retention.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -73,17 +74,24 @@ def make_checkpointer(*, is_alone: bool = False) -> Any:
     return ocp.AsyncCheckpointer(handler, multiprocessing_options=options)
 
 
-def start_save(
-    checkpointer: Any | None,
-    step_directory: Path,
-    state: Any,
-    take: Callable[[Any], Any] = lambda leaf: leaf,
-) -> dict[str, dict[str, Leaf]]:
-    """Copy a state to the host and start writing it; return part -> path -> leaf for `tree.json`.
+@dataclass(frozen=True)
+class StoredState:
+    """A state as it is written.
 
     Args:
-        checkpointer: None: another process writes what is taken here.
-        take: makes of a leaf what is stored.
+        tree: part -> path -> leaf, for `tree.json`.
+        stores: part -> path -> array, for Orbax.
+    """
+
+    tree: Mapping[str, Mapping[str, Leaf]]
+    stores: Mapping[str, Mapping[str, Any]]
+
+
+def as_stored(state: Any, convert: Callable[[Any], Any] = lambda leaf: leaf) -> StoredState:
+    """Return what is written of a state.
+
+    Args:
+        convert: makes of an array what is stored.
 
     Raises:
         CheckpointError: a leaf is no array or number; the message names its path.
@@ -93,18 +101,22 @@ def start_save(
     for part, leaves in _parts(state).items():
         tree[part] = {path: describe(path, leaf) for path, leaf in leaves.items()}
         stored = {p: leaf for p, leaf in leaves.items() if tree[part][p].is_stored}
-        store = {p: take(_storable(leaf)) for p, leaf in stored.items()}
-        if store:
-            stores[part] = ocp.args.PyTreeSave(store)
-    if checkpointer is not None:
-        checkpointer.save(step_directory, args=ocp.args.Composite(**stores))
-    return tree
+        if stored:
+            stores[part] = {p: convert(_storable(leaf)) for p, leaf in stored.items()}
+    return StoredState(tree, stores)
 
 
-def write_tree(step_directory: Path, tree: Mapping[str, Mapping[str, Leaf]]) -> None:
+def start_save(checkpointer: Any, step_directory: Path, stored: StoredState) -> None:
+    """Copy what is on devices to the host, and start writing."""
+    stores = {part: ocp.args.PyTreeSave(store) for part, store in stored.stores.items()}
+    checkpointer.save(step_directory, args=ocp.args.Composite(**stores))
+
+
+def write_tree(step_directory: Path, stored: StoredState) -> None:
     """Keep what the leaves are beside the stores."""
     record = {
-        part: {path: asdict(leaf) for path, leaf in leaves.items()} for part, leaves in tree.items()
+        part: {path: asdict(leaf) for path, leaf in leaves.items()}
+        for part, leaves in stored.tree.items()
     }
     write_json(step_directory / TREE_FILE, record)
 
@@ -275,8 +287,12 @@ def _type_handlers() -> Any:
     arrays = ocp.type_handlers.ArrayHandler(
         min_slice_bytes_for_replica_parallel=_MIN_REPLICA_SLICE_BYTES
     )
+    numpy_handler = ocp.type_handlers.NumpyHandler
+    # What `_storable` returns no one changes. TODO(orbax>=0.12): every version has this argument.
+    has_copy_argument = "deepcopy_host_arrays" in inspect.signature(numpy_handler).parameters
+    host_arrays = numpy_handler(**({"deepcopy_host_arrays": False} if has_copy_argument else {}))
     return ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler()), (jax.Array, arrays)
+        (np.ndarray, host_arrays), (jax.Array, arrays)
     )
 
 

@@ -9,12 +9,15 @@ Knows no run directories and no artifacts; those take files and digests from `ch
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,8 +30,9 @@ from redco_flow.engine.agreement import (
     wait_for_all,
 )
 from redco_flow.engine.checkpoint.arrays import (
-    Leaf,
     StoredArray,
+    StoredState,
+    as_stored,
     make_checkpointer,
     parameter_digests,
     restore_params_only,
@@ -39,6 +43,7 @@ from redco_flow.engine.checkpoint.arrays import (
 )
 from redco_flow.engine.checkpoint.commit import (
     Commit,
+    FileRecord,
     checkpoint_files,
     digest_tree,
     find_damage,
@@ -68,6 +73,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_REPORTS = 5.0
 
 
 class Checkpointer:
@@ -87,7 +93,9 @@ class Checkpointer:
         is_shared: whether all processes see the directory. Where they do not, process 0 saves
             and the others get copies.
         local_directory: on a disk of this machine, for a training of one process: a save is
-            written there and copied to `directory` before it is committed. None: it is not.
+            written there and copied to `directory` before it is committed. Where that fails, this
+            save and later ones are written to `directory` alone. None: all are.
+        while_waiting: called every few seconds while a save is waited for.
 
     Raises:
         CheckpointError: the directory cannot be made, or an argument is out of range.
@@ -103,6 +111,7 @@ class Checkpointer:
         is_async: bool = True,
         is_shared: bool = True,
         local_directory: Path | None = None,
+        while_waiting: Callable[[], object] = lambda: None,
     ) -> None:
         if local_directory is not None and jax.process_count() > 1:
             raise CheckpointError(
@@ -122,6 +131,7 @@ class Checkpointer:
         self._is_async = is_async
         self.is_shared = is_shared or jax.process_count() == 1
         self._local_directory = local_directory
+        self._while_waiting = while_waiting
         self._orbax: Any = None
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self._pending: Future[None] | None = None
@@ -184,6 +194,7 @@ class Checkpointer:
         *,
         metrics: Mapping[str, float] | None = None,
         cursor: Mapping[str, Any],
+        through_local: bool = True,
     ) -> None:
         """Save a state; it counts once its commit is written, `wait` says when.
 
@@ -192,6 +203,7 @@ class Checkpointer:
             state: a tree of arrays and numbers; may be donated or changed afterwards.
             metrics: scores of these parameters; one that is not finite is never the best.
             cursor: JSON: where to go on reading the data.
+            through_local: use `local_directory`. A save without it is committed earlier.
 
         Raises:
             CheckpointError: this save, or the one before it in the background, failed. Earlier
@@ -204,13 +216,14 @@ class Checkpointer:
         record = Commit(step, scores, _json_object(cursor), {})
         try:
             decide_first(lambda: self._make_room(step))
-            written = self._writing_directory(step, state)
-            tree = self._start_save(written, state)
+            end_save = self._start_save(
+                self.step_directory(step), state, through_local=through_local
+            )
         except CheckpointError:
             raise
         except Exception as error:
             raise self._failed(step, error) from error
-        self._pending = self._background.submit(self._finish, record, tree, written)
+        self._pending = self._background.submit(self._finish, record, end_save)
         if not self._is_async:
             self.wait()
 
@@ -224,6 +237,8 @@ class Checkpointer:
         if pending is None:
             return
         try:
+            while wait_for_futures([pending], _SECONDS_BETWEEN_REPORTS).not_done:
+                self._while_waiting()
             pending.result()
         finally:
             # Only process 0 commits; the others must not run ahead and look for it too early.
@@ -340,44 +355,61 @@ class Checkpointer:
         self._may_have_unfinished = False
         return step
 
-    def _writing_directory(self, step: int, state: Any) -> Path:
-        """Return where Orbax writes a step: on this machine's disk, if it is to and has room."""
-        directory = self.step_directory(step)
-        if self._local_directory is None:
-            return directory
-        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if hasattr(leaf, "nbytes"))
-        if num_bytes > shutil.disk_usage(self._local_directory).free:
-            _log.warning(
-                "step %d is written to %s at once: its %s bytes do not fit into %s.",
-                *(step, directory, f"{num_bytes:,}", self._local_directory),
-            )
-            return directory
-        return self._local_directory / directory.name
+    def _start_save(
+        self, path: Path, state: Any, *, through_local: bool
+    ) -> Callable[[], dict[str, FileRecord]]:
+        """Copy a state to the host; return what ends the save, in the background."""
+        if through_local and self._local_directory is not None:
+            stored = as_stored(state, whole_on_host)
+            return partial(self._write_through, self._local_directory / path.name, path, stored)
+        stored = as_stored(state) if self.is_shared else as_stored(state, whole_on_host)
+        self._start_writing(path, stored)
+        return partial(self._end_writing, path, stored)
 
-    def _start_save(self, path: Path, state: Any) -> dict[str, dict[str, Leaf]]:
-        if self.is_shared:
-            self._orbax = self._orbax or make_checkpointer()
-            return start_save(self._orbax, path, state)
-        if is_first_process():
-            self._orbax = self._orbax or make_checkpointer(is_alone=True)
-        return start_save(self._orbax, path, state, whole_on_host)
+    def _start_writing(self, path: Path, stored: StoredState) -> None:
+        if self.is_shared or is_first_process():
+            self._orbax = self._orbax or make_checkpointer(is_alone=not self.is_shared)
+            start_save(self._orbax, path, stored)
 
-    def _finish(
-        self, commit: Commit, tree: Mapping[str, Mapping[str, Leaf]], written: Path
-    ) -> None:
-        """Wait for Orbax, then commit and retain; runs in the background."""
-        path = self.step_directory(commit.step)
+    def _end_writing(
+        self, path: Path, stored: StoredState, copy: Path | None = None
+    ) -> dict[str, FileRecord]:
+        """Wait for Orbax; return the digests of the files, or of their copy."""
+        if self._orbax is not None:
+            self._orbax.wait_until_finished()
+        if not is_first_process():
+            return {}
+        write_tree(path, stored)
+        return digest_tree(path) if copy is None else digest_tree(copy, copy_of=path)
+
+    def _write_through(self, local: Path, path: Path, stored: StoredState) -> dict[str, FileRecord]:
+        """Write to this machine's disk and copy to `path`; directly there where that fails."""
+        num_bytes = sum(one.nbytes for store in stored.stores.values() for one in store.values())
         try:
-            if self._orbax is not None:
-                self._orbax.wait_until_finished()
+            if num_bytes > shutil.disk_usage(local.parent).free:
+                raise OSError(errno.ENOSPC, f"{num_bytes:,} bytes do not fit", str(local.parent))
+            self._start_writing(local, stored)
+            return self._end_writing(local, stored, copy=path)
+        except Exception as error:  # noqa: BLE001 (what Orbax raises on a full disk is no OSError)
+            _log.warning(
+                "%s could not be written through %s (%s): this checkpoint and later ones are "
+                "written directly.",
+                *(path, local.parent, error),
+            )
+            self._local_directory = self._orbax = None
+        finally:
+            for left_over in local.parent.glob(f"{local.name}*"):  # Orbax' own, too
+                shutil.rmtree(left_over, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+        self._start_writing(path, stored)
+        return self._end_writing(path, stored)
+
+    def _finish(self, commit: Commit, end_save: Callable[[], dict[str, FileRecord]]) -> None:
+        """End a save, then commit and retain; runs in the background."""
+        try:
+            files = end_save()
             if is_first_process():
-                write_tree(written, tree)
-                if written != path:
-                    shutil.copytree(written, path, copy_function=shutil.copyfile)
-                files = digest_tree(path)
-                if written != path and files != digest_tree(written):
-                    raise OSError(f"{path}: not what was copied from {written}")
-                write_commit(path, replace(commit, files=files))
+                write_commit(self.step_directory(commit.step), replace(commit, files=files))
                 self._on_disk.retain(self.keep_last, self.keep_best, self.keep_state)
         except Exception as error:
             failure = self._failed(commit.step, error)
@@ -389,9 +421,6 @@ class Checkpointer:
                 with contextlib.suppress(OSError):
                     self._on_disk.remove_unfinished()
             raise failure from error
-        finally:
-            if written != path:
-                shutil.rmtree(written, ignore_errors=True)
 
     def _failed(self, step: int, error: Exception) -> CheckpointError:
         self._may_have_unfinished = True

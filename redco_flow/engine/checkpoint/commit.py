@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.engine.files import digest_file, digest_json, read_json, sync, write_json
+from redco_flow.engine.files import (
+    copy_file,
+    digest_file,
+    digest_json,
+    read_json,
+    sync,
+    write_json,
+)
 
 COMMIT_FILE = "commit.json"
 TREE_FILE = "tree.json"
@@ -100,18 +107,28 @@ def read_commit(step_directory: Path) -> Commit:
     return Commit(record["step"], record["metrics"], record["cursor"], files)
 
 
-def digest_tree(step_directory: Path) -> dict[str, FileRecord]:
+def digest_tree(step_directory: Path, copy_of: Path | None = None) -> dict[str, FileRecord]:
     """Digest every file below a directory and force it, and the directories, to the disk.
 
     Each file is read once, right after it was written, so mostly from memory.
+
+    Args:
+        copy_of: the directory is made, with the files of this one.
     """
-    files = {}
-    for folder, _, names in os.walk(step_directory):
+    source, files = copy_of or step_directory, {}
+    for folder, _, names in os.walk(source):
+        target = step_directory / Path(folder).relative_to(source)
+        if copy_of is not None:
+            target.mkdir()
         for name in sorted(names):
-            path = Path(folder) / name
-            if path != step_directory / COMMIT_FILE:
-                files[path.relative_to(step_directory).as_posix()] = _digest_and_sync(path)
-        sync(Path(folder))
+            path = target / name
+            if path == step_directory / COMMIT_FILE:
+                continue
+            digest = digest_file(path) if copy_of is None else copy_file(Path(folder) / name, path)
+            sync(path)
+            record = FileRecord(path.stat().st_size, digest)
+            files[path.relative_to(step_directory).as_posix()] = record
+        sync(target)
     return files
 
 
@@ -155,12 +172,6 @@ def checkpoint_files(step_directory: Path, *, params_only: bool = False) -> dict
 
 def _serves_params(path: str) -> bool:
     return "/" not in path or path.startswith(f"{PARAMS}/")
-
-
-def _digest_and_sync(path: Path) -> FileRecord:
-    digest = digest_file(path)
-    sync(path)
-    return FileRecord(path.stat().st_size, digest)
 
 
 def _size_damage(step_directory: Path, path: str, file: FileRecord) -> str | None:

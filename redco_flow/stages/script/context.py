@@ -131,6 +131,7 @@ class ScriptContext:
                 keep_last=keep_last + 1,
                 keep_best=keep_best,
                 is_shared=self._context.shares_disk,
+                while_waiting=self._context.report,
             )
         )
 

@@ -98,6 +98,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         keep_state=config.keep.optimizer or "all",
         is_shared=context.shares_disk,
         local_directory=context.node_directory,
+        while_waiting=context.report,
     ) as checkpointer:
         result = _fit(context, config, training, checkpointer, provenance)
         steps = {name: _step_of(name, checkpointer, config) for name in output_names(config)}
