@@ -106,15 +106,18 @@ class _StepWalker(Walker):
             return operands
         if name == "sharding_constraint":
             sharding = equation.params["sharding"]
-            sizes = sharding.mesh.shape
-            # Over these axes only parameters are split, or what is saved; not what is computed.
-            own = [None if axes in (FSDP_AXIS, MODEL_AXIS) else axes for axes in sharding.spec]
-            self.split(operands[0].dims, _counts(own, sizes))
-            placed = _counts(sharding.spec, sizes)
+            if getattr(sharding, "mesh", None) is not None:
+                sizes = sharding.mesh.shape
+                # Over these axes only parameters are split, or what is saved; not what is computed.
+                own = [None if axes in (FSDP_AXIS, MODEL_AXIS) else axes for axes in sharding.spec]
+                self.split(operands[0].dims, _counts(own, sizes))
+                placed = _counts(sharding.spec, sizes)
         if name == "shard_map" or self.is_call(equation):
             return results
         if name in _SAME_BYTES and placed is None:
             return [replace(results[0], array=operands[0].array)]
+        if name not in self._handlers:
+            results = [self._with_rows(value, operands) for value in results]
         made = [
             self.numbered(value, var.aval, self._stacked(value) if inside else placed)
             for value, var in zip(results, equation.outvars, strict=True)
@@ -122,6 +125,15 @@ class _StepWalker(Walker):
         reads, makes = ([value.array for value in values] for values in (operands, made))
         self.steps.append(_Step(name, reads, makes, inside))
         return made
+
+    def _with_rows(self, result: Value, operands: list[Value]) -> Value:
+        """Return the result of an unknown operation, with the rows of an operand that has as many.
+
+        Else windows' maxima and decompositions of matrices would be of all rows on each device.
+        """
+        rows = self.shape(result)[:1]
+        alike = [value.dims[0] for value in operands if self.shape(value)[:1] == rows != ()]
+        return result.with_dims((alike[0], *result.dims[1:])) if alike else result
 
     def _stacked(self, value: Value) -> tuple[int | None, ...] | None:
         """Return how a loop's result is split where each turn's is placed by a constraint."""
@@ -156,19 +168,33 @@ def _in_loop(handler: Handler) -> Handler:
 def _shard_map(
     walker: Any, params: dict[str, Any], operands: list[Value], shapes: list[tuple[int, ...]]
 ) -> list[Value]:
-    """Split operands and results as the specs say; inside are each device's parts."""
+    """Split operands and results as the specs say; inside are each device's parts.
+
+    Where only some axes are manual, the compiler may split over the others what a spec does not
+    split: such a dim is the same inside and outside.
+    """
     sizes, results = params["mesh"].shape, []
+    others = set(sizes) - set(params["newly_manual_axes"])
+    is_partial = any(sizes[axis] > 1 for axis in others)
+
+    def crossing(dims: Dims, shape: tuple[int, ...], spec: PartitionSpec) -> Dims:
+        """Return the dims of an array on the other side of the `shard_map`."""
+        new = walker.atoms.new_dims(shape)
+        axes = [*spec, *[None] * (len(new) - len(spec))]
+        kept = [is_partial and one is None for one in axes]
+        return tuple(a if keep else b for a, b, keep in zip(dims, new, kept, strict=True))
+
     for value, spec in zip(operands, params["in_specs"], strict=True):
         walker.split(value.dims, _counts(spec, sizes))
     inside = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])  # closed in later versions of JAX
     parts = [
-        replace(value, dims=walker.atoms.new_dims(var.aval.shape))
-        for value, var in zip(operands, inside.invars, strict=True)
+        replace(value, dims=crossing(value.dims, var.aval.shape, spec))
+        for value, var, spec in zip(operands, inside.invars, params["in_specs"], strict=True)
     ]
     made = walker.walk(inside, [], parts)
     for part, shape, spec in zip(made, shapes, params["out_specs"], strict=True):
         alike = [value for value in operands if walker.shape(value) == shape]
-        dims = alike[0].dims if alike else walker.atoms.new_dims(shape)
+        dims = alike[0].dims if alike else crossing(part.dims, shape, spec)
         walker.split(dims, _counts(spec, sizes))
         results.append(replace(part, dims=dims, kind=Kind.DATA))
     return results
