@@ -391,7 +391,7 @@ def _run_planner(
             start_new_session=True,  # its assemblers end with it
         )
         try:
-            answer = _answer(process, request, progress)
+            answer = _answer(process, {**request, "kernels": f"{temporary}/kernels"}, progress)
         except PlannerDied as error:
             said = redact_text(f"{error}{_end_of(log)}", secrets)
             raise PlannerDied(f"stage '{stage.name}': {said}") from error

@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +50,7 @@ class Request:
         described: facts about devices, as of `engine.devices.find_device`.
         measured: figures by what JAX calls a device.
         searches: also for the fastest mesh.
+        kernels: a file of this planning alone, for kernels that are compiled for GPUs.
     """
 
     stage: str
@@ -65,6 +65,7 @@ class Request:
     described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     searches: bool = False
+    kernels: str | None = None
 
 
 def main() -> None:
@@ -97,8 +98,8 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
     if request.fabrics is not None:
         target = replace(target, fabrics=Fabrics(**request.fabrics))
     target.set_environment()
-    if target.device.platform == "cuda":
-        _keep_kernels()
+    if target.device.platform == "cuda" and request.kernels is not None:
+        _keep_kernels(request.kernels)
     progress("reading the model")
     from redco_flow.stages.train import fitting, planned_data
 
@@ -115,12 +116,12 @@ def _answer(request: Request, progress: Any) -> dict[str, Any]:
     return fitting.fit(*given, searches=request.searches)
 
 
-def _keep_kernels() -> None:
+def _keep_kernels(path: str) -> None:
     """Let XLA keep compiled kernels in a file: the steps that a search compares share many."""
-    flags, kept = os.environ.get("XLA_FLAGS", ""), f"{tempfile.gettempdir()}/kernels"
-    # Spaces separate flags.
-    if _KERNELS not in flags and len(kept.split()) == 1:
-        os.environ["XLA_FLAGS"] = f"{flags} --{_KERNELS}={kept}".strip()
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    # Spaces separate flags. What does not begin with a flag is the name of a file with flags.
+    if _KERNELS not in flags and len(path.split()) == 1 and flags[:1] in ("", "-"):
+        os.environ["XLA_FLAGS"] = f"{flags} --{_KERNELS}={path}".strip()
 
 
 def _limit() -> None:
