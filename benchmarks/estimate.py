@@ -137,8 +137,12 @@ def main() -> None:
     for name in names:
         found.append(measure(name))
         print(markdown(found[-1]) if arguments.markdown else json.dumps(found[-1]), flush=True)
-    errors = [abs(one["error"]) for one in found]
-    summary = {"worst_error": max(errors), "median_error": round(statistics.median(errors), 3)}
+    errors = [one["error"] for one in found]
+    summary = {
+        "highest_error": max(errors),
+        "lowest_error": min(errors),
+        "median_error": round(statistics.median(map(abs, errors)), 3),
+    }
     print(json.dumps({"estimate": {**summary, "points": len(found)}}))
 
 

@@ -272,6 +272,13 @@ class TrainingPlan:
 
     def estimate_bytes(self, batch: Any = None) -> int:
         """Return about what `memory(batch).total` is, from the trace of the step alone."""
+        return self._estimate if batch is None else self._estimate_for(batch)
+
+    @cached_property
+    def _estimate(self) -> int:
+        return self._estimate_for(None)
+
+    def _estimate_for(self, batch: Any) -> int:
         batches = self.micro_batches(batch)
         traced = self.train_step.trace(self.state, batches)
         return estimate_step(traced.jaxpr, self.state, batches)

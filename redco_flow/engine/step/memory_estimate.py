@@ -36,6 +36,10 @@ _SAME_BYTES = frozenset({
     "copy", "expand_dims", "name", "now_or_again", "reduce_precision", "reshape",
     "sharding_constraint", "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
+# Lookups in tables of at most so many bytes, as of the values of 4-bit numbers, are elementwise.
+_SMALL_TABLE = 4096
+_FUSED_GATHER = "fused gather"
+_OF_TIED_TABLE = {"dot_general", "scatter-add"}
 # Made where they are read.
 _FILLED = frozenset({"broadcast_in_dim", "iota"})
 
@@ -88,8 +92,8 @@ class _StepWalker(Walker):
     ) -> Value:
         """Return a value as a new array."""
         is_on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
-        itemsize = 0 if is_on_host else getattr(getattr(aval, "dtype", None), "itemsize", 4)
-        self.arrays.append(_Array(value.dims, math.prod(np.shape(aval)) * itemsize, placed))
+        num_bytes = 0 if is_on_host else _bytes_of_aval(aval)
+        self.arrays.append(_Array(value.dims, num_bytes, placed))
         return replace(value, array=len(self.arrays) - 1)
 
     def split(self, dims: Dims, counts: Iterable[int | None]) -> None:
@@ -122,6 +126,8 @@ class _StepWalker(Walker):
             self.numbered(value, var.aval, self._stacked(value) if inside else placed)
             for value, var in zip(results, equation.outvars, strict=True)
         ]
+        if name == "gather" and _bytes_of_aval(equation.invars[0].aval) <= _SMALL_TABLE:
+            name = _FUSED_GATHER
         reads, makes = ([value.array for value in values] for values in (operands, made))
         self.steps.append(_Step(name, reads, makes, inside))
         return made
@@ -141,6 +147,11 @@ class _StepWalker(Walker):
         if turn is None or turn.placed is None or len(turn.dims) == len(value.dims):
             return None
         return (1, *turn.placed)
+
+
+def _bytes_of_aval(aval: Any) -> int:
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 4)
+    return int(math.prod(np.shape(aval)) * itemsize)
 
 
 def _counts(spec: Iterable[Any], sizes: Mapping[str, int]) -> tuple[int | None, ...]:
@@ -259,8 +270,14 @@ class _Sizes:
             if len(atoms) > 1:
                 self._stored[atoms] = max(self._stored.get(atoms, 1), count)
 
+        self._known: dict[int, float] = {}
+
     def __getitem__(self, number: int) -> float:
-        array = self._arrays[number]
+        if number not in self._known:
+            self._known[number] = self._bytes_of(self._arrays[number])
+        return self._known[number]
+
+    def _bytes_of(self, array: _Array) -> float:
         by_dim = [
             math.prod(self._split.get(atom, 1) for atom in self._atoms.expand(dim))
             for dim in array.dims
@@ -280,6 +297,7 @@ class _Sizes:
 def _peak(steps: Sequence[_Step], sizes: _Sizes) -> float:
     """Return the most bytes at once of what steps make, with what their loops make inside."""
     in_memory = _in_memory(steps)
+    names = {number: step.name for step in steps for number in step.makes}
     read_from: dict[int, frozenset[int]] = {}
 
     def origins(number: int) -> frozenset[int]:
@@ -292,7 +310,7 @@ def _peak(steps: Sequence[_Step], sizes: _Sizes) -> float:
     for step in steps:
         found = frozenset[int]().union(*map(origins, step.reads))
         is_read = step.stores or in_memory.intersection(step.makes) or not step.makes
-        if step.name == "add_any":
+        if step.name == "add_any" and {names.get(number) for number in found} == _OF_TIED_TABLE:
             _make_late(turns, found)
         turns.append((step, found if is_read else frozenset()))
         read_from.update(dict.fromkeys(step.makes, found))

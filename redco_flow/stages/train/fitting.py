@@ -25,6 +25,7 @@ from redco_flow.stages.train.compiled_steps import (
     StepCompiler,
     bytes_per_device,
     cpu_seconds,
+    estimated_bytes,
     override,
     predicted_time,
 )
@@ -75,7 +76,7 @@ def fit(
     if search is None:
         step = compiler.compile(compiler.plan({}))
     else:
-        step = search.run() if is_auto else search.try_as_it_is()
+        step = search.run() if is_auto else search.compile_as_it_is()
     found = _figures(step, data, target, len(devices))
     chosen: Changes = {}
     if search is not None:
@@ -118,7 +119,7 @@ def _figures(
         "remat": plan.remat,
         "fits": step.fits,
         "used_bytes": step.used_bytes,
-        "estimated_bytes": plan.estimate_bytes(),
+        "estimated_bytes": estimated_bytes(plan),
         "limit_bytes": step.limit_bytes,
         "device_bytes": round(target.device.memory_gib * 2**30),
         "parts_bytes": parts,

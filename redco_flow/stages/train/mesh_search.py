@@ -55,7 +55,7 @@ class Trial:
     """A candidate, and what its compilation says.
 
     Args:
-        used_bytes: of a device's memory; None where it was not compiled.
+        used_bytes: of a device's memory; None where they are not known.
         seconds: of a step; None where that is not known, or not compiled.
         fits: whether the devices have as much memory.
         state_bytes: of parameters, gradients and optimizer state on a device.
@@ -64,6 +64,7 @@ class Trial:
         weights: the seconds in which products read their kernels, where that takes as long as to
             compute.
         refusal: why it was not compiled, or its time is not known.
+        is_estimate: whether it was not compiled, and the bytes are estimated.
     """
 
     candidate: Candidate
@@ -75,6 +76,7 @@ class Trial:
     update: float = 0.0
     weights: float = 0.0
     refusal: str = ""
+    is_estimate: bool = False
 
     def least_bytes(self, other: Candidate) -> float:
         """Return the bytes that another candidate with as much remat needs at least."""
@@ -153,7 +155,7 @@ def search_mesh(
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """Return the simplest of the fastest that fit; where none does, what needs least memory.
 
-    None: none was compiled.
+    An estimate is the best only where none was compiled. None: no bytes are known.
     """
     fastest = min(map(_seconds, trials), default=math.inf)
     if fastest < math.inf:
@@ -162,8 +164,8 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
             (one for one in trials if _seconds(one) <= AS_FAST * fastest),
             key=lambda one: (*_shards(one.candidate), savings.index(one.candidate.saving)),
         )
-    compiled = [one for one in trials if one.used_bytes is not None]
-    return min(compiled, key=lambda one: one.used_bytes or 0, default=None)
+    known = [one for one in trials if one.used_bytes is not None]
+    return min(known, key=lambda one: (one.is_estimate, one.used_bytes or 0), default=None)
 
 
 def _shards(candidate: Candidate) -> tuple[int, int]:
@@ -178,10 +180,9 @@ def _seconds(trial: Trial) -> float:
 
 def _why_not(candidate: Candidate, trials: Sequence[Trial], limit_bytes: int, of_host: int) -> str:
     """Say by the compiled ones why a candidate need not be; empty where it is to be compiled."""
-    compiled = [one for one in trials if one.used_bytes is not None]
+    compiled = [one for one in trials if one.used_bytes is not None and not one.is_estimate]
     remat = candidate.saving.remat
-    # Without a time the bytes are an estimate.
-    alike = [one for one in compiled if one.seconds and one.candidate.saving.remat == remat]
+    alike = [one for one in compiled if one.candidate.saving.remat == remat]
     needed = max((one.least_bytes(candidate) for one in alike), default=0.0)
     if needed > limit_bytes:
         over = (needed - limit_bytes) / 2**30

@@ -66,15 +66,13 @@ class MeshTrials:
         else:
             self._savings = [Saving()]
 
-    def try_as_it_is(self) -> CompiledStep:
-        """Compile the settings as they are, where they may fit."""
+    def compile_as_it_is(self) -> CompiledStep:
+        """Compile the settings as they are, whatever their estimate says: they may be refused."""
         plan = self._compiler.plan({})
         remat = None if self._savings[0].remat is None else plan.remat
         mesh = plan.mesh.shape
         self._as_it_is = Candidate(mesh[MODEL_AXIS], mesh[FSDP_AXIS], Saving(remat))
-        step = self._steps[self._as_it_is] = self._compiler.compile_if_it_may_fit(plan)
-        if step.is_estimate:
-            self.notes.append(f"the settings as they are were not compiled: {_too_large(step)}")
+        step = self._steps[self._as_it_is] = self._compiler.compile(plan)
         return step
 
     def run(self) -> CompiledStep:
@@ -103,7 +101,15 @@ class MeshTrials:
         best = best_of(self._trials)
         if best is None:
             raise ValueError(f"no mesh can be compiled: {self._trials[0].refusal}")
-        return self._steps[best.candidate]
+        return self._steps[best.candidate] if not best.is_estimate else self._compile(best)
+
+    def _compile(self, trial: Trial) -> CompiledStep:
+        """Compile the best step where all were only estimated: no estimate alone refuses a run."""
+        step = self._compiler.compile(self._steps[trial.candidate].plan)
+        self._steps[trial.candidate] = step
+        compiled = self._trial(trial.candidate, step)
+        self._trials = [compiled if one is trial else one for one in self._trials]
+        return step
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -164,8 +170,13 @@ class MeshTrials:
     def _trial(self, candidate: Candidate, step: CompiledStep) -> Trial:
         if step.memory is None:
             refusal = f"does not fit: {_too_large(step)}" if step.is_estimate else ""
-            state_bytes = step.plan.bytes_per_device
-            return Trial(candidate, step.used_bytes, state_bytes=state_bytes, refusal=refusal)
+            return Trial(
+                candidate,
+                step.used_bytes,
+                is_estimate=step.is_estimate,
+                state_bytes=step.plan.bytes_per_device,
+                refusal=refusal,
+            )
         seconds, communication, products, refusal = None, 0.0, 0.0, ""
         try:
             time = predicted_time(step, self._compiler.target)
@@ -204,7 +215,7 @@ class MeshTrials:
         return {
             "overrides": [override(self._stage, *one) for one in differing],
             **changes,
-            "used_bytes": trial.used_bytes,
+            "used_bytes": None if trial.is_estimate else trial.used_bytes,
             "step_seconds": trial.seconds,
             "fits": trial.fits,
             "reason": ""

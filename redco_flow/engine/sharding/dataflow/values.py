@@ -18,7 +18,7 @@ class Atoms:
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
-        # What an atom became: None is itself, one part is a merge, two parts a refinement.
+        # What an atom became: None is itself, one part is a merge, more parts are a refinement.
         self._parts: list[Dim | None] = []
 
     def new_dim(self, size: int) -> Dim:
@@ -31,15 +31,19 @@ class Atoms:
 
     def expand(self, dim: Iterable[int]) -> Dim:
         """Return the atoms that a dim consists of by now."""
+        return tuple(part for atom in dim for part in self._expand(atom))
+
+    def _expand(self, atom: int) -> Dim:
         found: list[int] = []
-        rest = list(reversed(tuple(dim)))
+        rest = [atom]
         while rest:
-            atom = rest.pop()
-            parts = self._parts[atom]
+            parts = self._parts[one := rest.pop()]
             if parts is None:
-                found.append(atom)
+                found.append(one)
             else:
                 rest.extend(reversed(parts))
+        if self._parts[atom] is not None:
+            self._parts[atom] = tuple(found)  # found at once from now on
         return tuple(found)
 
     def size(self, dim: Iterable[int]) -> int:

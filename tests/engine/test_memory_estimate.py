@@ -1,0 +1,92 @@
+"""A train step's memory is estimated from its trace, alike for equal work on each device."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from redco_flow import Deployer, TrainingPlan
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.models.find import find_model
+
+llama = find_model("llama")
+
+LENGTH = 64
+CONFIG = llama.Config.from_hugging_face(
+    {
+        "model_type": "llama",
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "max_position_embeddings": LENGTH,
+    }
+)
+TOKENS = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+
+
+def of_llama(params, batch, rngs, is_training):
+    return cross_entropy(llama.apply(CONFIG, params, batch["x"]), batch["x"])
+
+
+def estimate(loss_fn, params, row, *, rows, num_devices, **shards):
+    plan = TrainingPlan(
+        Deployer(devices=jax.devices()[:num_devices], **shards),
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-3),
+        global_batch_size=rows,
+        batch={"x": row},
+    )
+    return plan.estimate_bytes()
+
+
+def of_windows(params, batch, rngs, is_training):
+    """Products, and the largest of each window of their results."""
+    images = jnp.tanh(batch["x"] @ params["w"])
+    window = (1, 2, 2, 1)
+    largest = jax.lax.reduce_window(images, -jnp.inf, jax.lax.max, window, window, "SAME")
+    return (largest @ params["w"]).mean()
+
+
+def of_matrices(params, batch, rngs, is_training):
+    """A factor of each row's matrix."""
+    images = batch["x"] @ params["w"]
+    matrices = jnp.einsum("bhwc,bhwd->bcd", images, images)
+    return (jnp.linalg.cholesky(matrices + jnp.eye(32)) @ params["w"]).mean()
+
+
+@pytest.mark.parametrize("loss_fn", [of_windows, of_matrices])
+def test_operations_of_a_users_own_model_split_their_rows_over_devices(loss_fn):
+    params = {"w": jax.ShapeDtypeStruct((32, 32), jnp.float32)}
+    row = jax.ShapeDtypeStruct((1, 16, 16, 32), jnp.float32)
+
+    one = estimate(loss_fn, params, row, rows=4, num_devices=1)
+    eight = estimate(loss_fn, params, row, rows=32, num_devices=8)
+
+    assert eight == one
+
+
+@pytest.mark.parametrize("num_context_shards", [2, 8])
+def test_context_shards_split_as_much_as_data_shards_do(num_context_shards):
+    sizes = {"rows": 8, "num_devices": 8}
+    model = (of_llama, llama.abstract_params(CONFIG), TOKENS)
+
+    of_data = estimate(*model, **sizes)
+    of_context = estimate(*model, **sizes, num_context_shards=num_context_shards)
+
+    # But for the sums of a ring's turns, and the numbers of rows.
+    assert of_context == pytest.approx(of_data, rel=0.05)
+
+
+def test_a_lookup_in_a_small_table_is_not_stored():
+    params = {"w": jax.ShapeDtypeStruct((256, 256), jnp.float32)}
+    row = jax.ShapeDtypeStruct((1, 256), jnp.uint8)
+    sizes = {"rows": 64, "num_devices": 1}
+    table = jnp.linspace(-1, 1, 16)
+
+    looked_up = estimate(lambda p, b, *_: (table[b["x"]] @ p["w"]).mean(), params, row, **sizes)
+    computed = estimate(lambda p, b, *_: ((b["x"] / 8.0 - 1) @ p["w"]).mean(), params, row, **sizes)
+
+    assert looked_up == computed
