@@ -108,7 +108,7 @@ def _process_once(task: Any, config: Config) -> None:
         _seed_generators(config)
         return process(split)
 
-    configs = (task.config, getattr(task, "fewshot_cfg", None))
+    configs: tuple[Any, ...] = (task.config, getattr(task, "fewshot_cfg", None))
     processing = [one for one in configs if getattr(one, "process_docs", None) is not None]
     for one in processing:
         one.process_docs = wraps(one.process_docs)(partial(processed, one.process_docs))
