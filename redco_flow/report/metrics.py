@@ -123,7 +123,8 @@ def _group(
     baselines: Mapping[str, Any] = known.get("baselines") or {}
     count = known.get("num_examples")
     scores = [one.get("metrics") or {} for one in baselines.values()]
-    are_percentages = bool(known.get("modules"))
+    modules = known.get("modules")  # of lm-eval's tasks there are none
+    are_percentages = bool(directions if modules is None else modules)
     return MetricsGroup(
         stage=stage.name,
         is_evaluation=_role(stage) == "evaluation",
