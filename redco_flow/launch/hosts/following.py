@@ -17,7 +17,7 @@ from typing import Any
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.launch.endings import ClusterWord, judge, read_endings
 from redco_flow.launch.hosts.connection import HostConnection
-from redco_flow.launch.hosts.file_sets import FileSet, committed_steps, forget_steps
+from redco_flow.launch.hosts.file_sets import FileSet, forget_steps
 from redco_flow.launch.hosts.follow import (
     GROWING,
     SECONDS_BETWEEN_WORDS,
@@ -57,7 +57,7 @@ class CheckpointMirror:
             while missing := [
                 step
                 for step in self._steps
-                if step not in committed_steps(workspace, self._job.work)
+                if step not in workspace.committed_steps(self._job.work)
             ]:
                 steps = self._steps
                 answer = await connection.ask(
