@@ -199,7 +199,7 @@ def run_command(words: Sequence[str]) -> int:
         if error.filename is None:
             raise
         if error.filename in ("/dev/stdout", "/dev/stderr"):
-            _say(f"redco-flow: {_words_of(error)} A run that was started goes on.")
+            _say(f"redco-flow: {_words_of(error)} A run that this command started goes on.")
             _drop_unwritable_output()
         else:
             _say(f"redco-flow: {_words_of(error)} {explain_no_space(error)}".rstrip())
