@@ -180,7 +180,7 @@ def supervise(
         seconds_to_warning: when Slurm warns that the walltime is nearly over; None: never.
         seconds_to_end: the walltime, where no cluster enforces it, as of a stage that shares a job;
             one that begins with none left ends at once.
-        heeds_cancel: stop when the attempt has a cancel.json; no signal tells of it, because the
+        heeds_cancel: stop when the attempt has a cancel.json; no signal tells of it, as where the
             job runs other stages, too.
 
     Returns:

@@ -24,7 +24,7 @@ from redco_flow.local_paths import PathIn
 from redco_flow.records import append_json_line, write_json
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.run_directory import LAST_RUN, RunDirectory, find_run
 from redco_flow.tracking.typed_records import find_record, read_record, read_record_lines
 from redco_flow.tracking.workspace import Workspace, check_name
 
@@ -361,6 +361,8 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
     Raises:
         UsageError: several fit.
     """
+    if text in LAST_RUN:
+        return None
     names = [path.parent.name for path in _folder(workspace).glob("*/sweep.json")]
     if text in names:
         return SweepDirectory(_folder(workspace) / text)
@@ -378,6 +380,22 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
     if len(fitting) > 1:
         raise UsageError(f"{text!r} fits {len(fitting)} sweeps: {', '.join(sorted(fitting))}.")
     return SweepDirectory(_folder(workspace) / fitting[0]) if fitting else None
+
+
+def find_single_run(workspace: Workspace, text: str) -> RunDirectory:
+    """As `find_run`, for a verb that takes no sweep.
+
+    Raises:
+        UsageError: as `find_run`; where a sweep is named, says so.
+    """
+    try:
+        return find_run(workspace, text)
+    except UsageError:
+        if (sweep := find_sweep(workspace, text)) is None:
+            raise
+    raise UsageError(
+        f"{sweep.id} is a sweep; name one of its runs, which `redco-flow status {sweep.id}` lists."
+    )
 
 
 def _begins_a_run(workspace: Workspace, text: str) -> bool:

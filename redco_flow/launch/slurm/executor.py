@@ -253,7 +253,7 @@ class SlurmExecutor(ChainingExecutor):
 
     def _array_size(self, resources: JobResources) -> int | None:
         """Return how many tasks each array of a stage has; None where one array has them all."""
-        if not resources.shards or self._config.names_clusters:
+        if not resources.shards:
             return None
         return ask_site(self._environment).array_size(self._config.request(resources))
 
