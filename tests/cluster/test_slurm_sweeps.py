@@ -539,8 +539,8 @@ def test_what_a_killed_job_and_a_killed_process_leave_over_is_packed_again(sweep
 
     assert view["state"] == "completed", sweep.log_path.read_text()
     shared = job_id(sweep.runs[0], "preprocess")
-    assert f"--dependency=afterany:{shared}\n" in scripts[0]
-    assert f"--dependency=afterany:{shared}:{first}\n" in scripts[1]
+    assert f"--dependency=afterok:{shared}\n" in scripts[0]
+    assert f"--dependency=afterok:{shared},afterany:{first}\n" in scripts[1]
     ids = job_ids(sweep, "train")
     assert ids[0] == first
     assert ids[5] == last
