@@ -270,7 +270,7 @@ class SlurmJob(CallJob):
 
     @property
     def _member_paths(self) -> Sequence[str]:
-        """The packed attempts, in the order of their turns; none where their list is not visible."""
+        """The packed attempts, in the order of their turns; none where their list is not seen."""
         return self._record_of_pack().get("members") or ()
 
     def _record_of_pack(self) -> Mapping[str, Any]:
