@@ -198,7 +198,7 @@ class SlurmExecutor(ChainingExecutor):
         records = {
             job: self._record(job, submission.job_name)
             | {"members": [str(one.path) for one in attempts]}
-            | {"waits_for": [str(one.attempt.path) for one in upstream]}
+            | {"waits_for": {str(one.attempt.path): one.job_id for one in upstream}}
         }
         for turn, one in enumerate(attempts):
             records[one] = (

@@ -343,6 +343,8 @@ class SlurmJob(CallJob):
 
     def _seconds_to_confirm(self, state: str, view: QueueView) -> float:
         """Seconds for which Slurm must report a job as ended before it counts as ended."""
+        if None in self._lacking_upstream():
+            return SECONDS_TO_SEE_RECORDS
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
         if not view.entries:
@@ -511,7 +513,7 @@ class SlurmJob(CallJob):
                 self._end()  # of a queue that shows too little
             except ClusterUnreachable as error:
                 return JobStatus(State.PENDING, message=f"is not in the queue; {error}")
-            return self._write_ending(_LEFT_OVER if self._lacks_upstream() else never_began(why))
+            return self._write_ending(_LEFT_OVER if self._lacking_upstream() else never_began(why))
         why = (
             f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "
             f"wrote no exit.json: it was cancelled, or its nodes went down, while no launcher "
@@ -545,18 +547,26 @@ class SlurmJob(CallJob):
         """
         if self._pack is None or self._has_begun() or self.attempt.cancel_path.exists():
             return False
-        if self._lacks_upstream():
+        if self._lacking_upstream():
             return True
         is_cancelled = word.decided is not None and word.decided[0] is Cause.CANCELLED
         return not is_cancelled and any(one.ranks_with_logs() for one in self._members)
 
-    def _lacks_upstream(self) -> bool:
-        """Whether a stage for which the whole packed job waits has ended without a result."""
-        upstream = [Path(path) for path in self._record_of_pack().get("waits_for", ())]
-        for path in upstream:
-            list_directory(path)
-        causes = {AttemptDirectory(path).cause for path in upstream}
-        return not causes <= {None, Cause.COMPLETED}
+    def _lacking_upstream(self) -> set[Cause | None]:
+        """Causes of ends without a result, of stages for which the whole packed job waits.
+
+        None: Slurm says that such a job has ended, and there is no record of that yet.
+        """
+        entries = self._queue.look().entries.values()
+        live = [one for one in entries if not is_terminal(one) or one.state == "COMPLETED"]
+        live_ids = {one.job_id.partition("_")[0] for one in live}  # also those of arrays
+        found: set[Cause | None] = set()
+        for path, job_id in self._record_of_pack().get("waits_for", {}).items():
+            list_directory(Path(path))
+            cause = AttemptDirectory(Path(path)).cause
+            if cause is not Cause.COMPLETED and (cause is not None or job_id not in live_ids):
+                found.add(cause)
+        return found
 
     def _has_heartbeat(self) -> bool:
         return sum(one.is_alive() for one in self._heartbeats) > 0  # each is to look
