@@ -224,7 +224,10 @@ class SweepDirectory:
     def points(self) -> list[SweepPoint]:
         """The sweep's points, in the order of the grid, or as a sampler gave them so far."""
         if self.search is None:
-            return [SweepPoint(**one) for one in self.record["points"]]
+            listed = self.record["points"]
+            return [
+                SweepPoint(one["run"], one["overrides"], one.get("packed", [])) for one in listed
+            ]
         sampled = self.read_sampled_points()
         return [SweepPoint(one.run, one.overrides) for one in sampled if one.state == "made"]
 
