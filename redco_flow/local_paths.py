@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 
 class PathIn:
@@ -23,7 +23,15 @@ class PathIn:
     def __init__(self, name: str, *, of: str = "path") -> None:
         self._name, self._of = name, of
 
-    def __get__(self, owner: Any, kind: type) -> Path:
+    @overload
+    def __get__(self, owner: None, kind: type) -> PathIn: ...
+
+    @overload
+    def __get__(self, owner: object, kind: type) -> Path: ...
+
+    def __get__(self, owner: object, kind: type) -> Path | PathIn:
+        if owner is None:  # the class's attribute
+            return self
         path: Path = getattr(owner, self._of) / self._name
         return path
 

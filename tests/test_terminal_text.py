@@ -78,15 +78,18 @@ def test_an_error_of_the_command_line_shows_the_codes_of_a_name():
 
 
 @pytest.mark.parametrize(
-    ("redirection", "code", "message"),
+    ("words", "code", "message"),
     [
-        ("> /dev/full", 2, "redco-flow: /dev/stdout: No space left on device"),
-        (">&- 2>&-", 0, ""),
-        ("| true", 0, ""),
+        ("schema > /dev/full", 2, "redco-flow: /dev/stdout: No space left on device."),
+        ("--version > /dev/full", 2, "redco-flow: /dev/stdout: No space left on device."),
+        ("logs nothing 2> /dev/full", 2, ""),
+        ("nothing 2>&1 > /dev/null | true", 2, ""),
+        ("schema >&- 2>&-", 0, ""),
+        ("schema | true", 0, ""),
     ],
 )
-def test_output_that_nobody_can_read_is_an_error_only_on_a_full_disk(redirection, code, message):
-    program = f"set -o pipefail; {sys.executable} -m redco_flow.cli.main schema {redirection}"
+def test_output_that_nobody_can_read_is_an_error_only_on_a_full_disk(words, code, message):
+    program = f"set -o pipefail; {sys.executable} -m redco_flow.cli.main {words}"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
 
     assert done.returncode == code

@@ -167,13 +167,13 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
 
 
 def workspace_path(options: argparse.Namespace) -> Path:
-    """The workspace that a read verb looks into."""
+    """The path of the workspace that a read verb looks into, as it was given."""
     given: Path | None = options.workspace
     return given or Path(os.environ.get("REDCO_FLOW_WORKSPACE", "redco-workspace"))
 
 
 def workspace_of(options: argparse.Namespace) -> Workspace:
-    """The same, to be read."""
+    """The workspace that a read verb looks into; it need not be there, and is not made."""
     from redco_flow.tracking.workspace import Workspace
 
     return Workspace(workspace_path(options).absolute())

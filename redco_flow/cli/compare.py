@@ -25,14 +25,12 @@ from redco_flow.cli.text import page_text
 from redco_flow.errors import UsageError
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import (
-    LAST_RUN,
     RunDirectory,
-    find_run,
     list_damaged,
     list_runs,
 )
 from redco_flow.tracking.run_metrics import is_of_training, require_metric
-from redco_flow.tracking.sweep_directory import find_sweep
+from redco_flow.tracking.sweep_directory import find_single_run, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ def _diff(options: argparse.Namespace) -> int:
     if options.resamples < 0:
         raise UsageError(f"--resamples {options.resamples}: 0 or more.")
     workspace = workspace_of(options)
-    first, second = find_run(workspace, options.first), find_run(workspace, options.second)
+    first, second = (find_single_run(workspace, text) for text in (options.first, options.second))
     found = diff_runs(first, second, Resampling(options.resamples))
     return _show(
         options, lambda: diff_page(found, utc_now(), with_curves=bool(options.html)), found.to_json
@@ -117,7 +115,7 @@ def _compare(options: argparse.Namespace) -> int:
     from redco_flow.report.comparison import comparison_page
 
     workspace = workspace_of(options)
-    found = {run.id: run for run in (find_run(workspace, text) for text in options.runs)}
+    found = {run.id: run for run in (find_single_run(workspace, text) for text in options.runs)}
     if len(found) < 2:
         raise UsageError("compare takes two runs or more; `redco-flow ls` lists them.")
     runs = [ComparedRun(run) for run in found.values()]
@@ -216,9 +214,8 @@ def _report(options: argparse.Namespace) -> int:
 
     workspace = workspace_of(options)
     target: Path | None = options.html
-    sweep = None if options.run in LAST_RUN else find_sweep(workspace, options.run)
-    if sweep is not None:
+    if (sweep := find_sweep(workspace, options.run)) is not None:
         print(write_sweep_page(sweep, target))
     else:
-        print(build_report(find_run(workspace, options.run), workspace, path=target))
+        print(build_report(find_single_run(workspace, options.run), workspace, path=target))
     return 0

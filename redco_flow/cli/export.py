@@ -22,7 +22,7 @@ from redco_flow.tracking.bundles import Contents, contents_of, read_bundle, writ
 from redco_flow.tracking.deletions import find_deletion
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.results import StageResult
-from redco_flow.tracking.run_directory import find_run
+from redco_flow.tracking.sweep_directory import find_single_run
 from redco_flow.tracking.workspace import Workspace
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -155,7 +155,7 @@ def _named(workspace: Workspace, text: str) -> tuple[list[Artifact], list[StageR
     store = ArtifactStore(workspace)
     if "/" in text or is_alias(text) or store.is_prefix(text):
         return [find_checkpoint(workspace, text)], []
-    run = find_run(workspace, text)
+    run = find_single_run(workspace, text)
     results = list(run_results(workspace, run).values())
     ids = dict.fromkeys(one for result in results for one in result.outputs.values())
     found = [artifact for one in ids if (artifact := store.find(one)) is not None]

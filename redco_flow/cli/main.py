@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from redco_flow import __version__
 from redco_flow.cli.arguments import ON_LOGIN_NODE, SUBMITTING, Verbs
@@ -23,6 +23,9 @@ from redco_flow.errors import RedcoFlowError, UsageError, WorkspaceError
 from redco_flow.records import explain_no_space
 from redco_flow.search_path import append_current_directory
 from redco_flow.terminal_text import VisibleStream
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # In the order of the help page: each verb's module in `redco_flow.cli`, and its summary.
 VERBS = {
@@ -94,8 +97,12 @@ class _Parser(argparse.ArgumentParser):
     """argparse that suggests the nearest verb or option."""
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}\n  `{self.prog} --help` lists the options.\n")
+        _say(f"{self.prog}: {message}\n  `{self.prog} --help` lists the options.")
         raise SystemExit(2)
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Print a page; argparse would be silent about a full disk."""
+        (file or sys.stderr).write(message)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -141,8 +148,6 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, word: str) -> None:
 
 def _refuse_unprintable_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """No file, record or name here can hold a NUL or bytes that are not UTF-8."""
-    with suppress(FileNotFoundError):  # a directory that was removed has no name
-        words = [*words, str(Path.cwd())]
     for word in words:
         try:
             word.encode()
@@ -150,6 +155,17 @@ def _refuse_unprintable_words(parser: argparse.ArgumentParser, words: Sequence[s
             parser.error(f"{word!r} is not UTF-8")
         if "\0" in word:
             parser.error(f"{word!r} has a NUL character")
+
+
+def _refuse_unprintable_directory() -> None:
+    with suppress(FileNotFoundError):  # a directory that was removed has no name
+        folder = str(Path.cwd())
+        try:
+            folder.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"the current directory, {folder!r}, is not UTF-8: change to another one."
+            ) from None
 
 
 def _take_overrides(parser: argparse.ArgumentParser, extras: list[str]) -> list[str]:
@@ -170,7 +186,28 @@ def run_command(words: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    words = words or ["--help"]
+    try:
+        return _run_verb(words or ["--help"])
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: that is no error of ours.
+        return 0
+    except RedcoFlowError as error:
+        _say(f"redco-flow: {error}")
+        return error.exit_code
+    except OSError as error:
+        # A file of the workspace's that cannot be read or written; without a name it is our fault.
+        if error.filename is None:
+            raise
+        if error.filename in ("/dev/stdout", "/dev/stderr"):
+            _say(f"redco-flow: {_words_of(error)} A run that this command started goes on.")
+            _drop_unwritable_output()
+        else:
+            _say(f"redco-flow: {_words_of(error)} {explain_no_space(error)}".rstrip())
+        return WorkspaceError.exit_code
+
+
+def _run_verb(words: Sequence[str]) -> int:
+    """Parse a command line and run its verb."""
     parser = _parser(_modules_for(words))
     _refuse_unprintable_words(parser, words)
     _refuse_unknown_verb(parser, words[0])
@@ -183,25 +220,10 @@ def run_command(words: Sequence[str]) -> int:
         parser.error(f"unknown argument {extras[0]!r}")
     if hasattr(options, "overrides"):
         options.overrides = [*options.overrides, *_take_overrides(parser, extras)]
+    _refuse_unprintable_directory()
     # Recipes, stage kinds, executors … of the user's are importable from where the command runs.
     append_current_directory()
-    try:
-        code = _run_here_or_there(options, words)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output (head, less) went away: that is no error of ours.
-        return 0
-    except RedcoFlowError as error:
-        sys.stderr.write(f"redco-flow: {error}\n")
-        return error.exit_code
-    except OSError as error:
-        # A file of the workspace's that cannot be read or written; without a name it is our fault.
-        if error.filename is None:
-            raise
-        said = f"{error.filename}: {error.strerror}. {explain_no_space(error)}".rstrip()
-        sys.stderr.write(f"redco-flow: {said}\n")
-        return WorkspaceError.exit_code
-    return code
+    return _run_here_or_there(options, words)
 
 
 def _run_here_or_there(options: argparse.Namespace, words: Sequence[str]) -> int:
@@ -215,6 +237,29 @@ def _run_here_or_there(options: argparse.Namespace, words: Sequence[str]) -> int
     if getattr(options, "send", None):
         raise UsageError("--send is for --ssh: on this machine nothing is copied.")
     code: int = options.verb(options)
+    return code
+
+
+def _words_of(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}."
+
+
+def _say(message: str) -> None:
+    """Write a message; where none can be written, the exit code still holds."""
+    with suppress(OSError):
+        sys.stderr.write(f"{message}\n")
+
+
+def _end_output(code: Any) -> Any:
+    """Write out what is buffered; return the exit code, which is not 0 where a disk is full."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        _say(f"redco-flow: {_words_of(error)}")
+        code = code or WorkspaceError.exit_code
+    _drop_unwritable_output()
     return code
 
 
@@ -236,12 +281,15 @@ def main() -> None:
         # A closed one (>&-) would leave its descriptor to the next file that is opened.
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (until the end)
         setattr(sys, name, VisibleStream(stream))
+    code: Any = None
     try:
         code = run_command(sys.argv[1:])
     except KeyboardInterrupt:
         code = 130
+    except SystemExit as end:  # argparse's: a page of help, or a mistake
+        code = end.code
     finally:
-        _drop_unwritable_output()
+        code = _end_output(code)
     raise SystemExit(code)
 
 

@@ -37,8 +37,8 @@ from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.launcher import launcher_status
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.run_directory import RunDirectory, find_run
-from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import SweepDirectory, find_single_run, find_sweep
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.planned_jobs import PlannedPoint
@@ -358,11 +358,11 @@ def next_steps(view: dict[str, Any]) -> str:
 def _example_result(view: dict[str, Any]) -> str:
     """Return a metric or, of a run without one, its last stage with a result."""
     made = [name for name, stage in view["stages"].items() if stage["state"] == State.COMPLETED]
-    return f"{view['run']}/{next(iter(view['metrics']), made[-1])}"
+    return "/".join([view["run"], *[*view["metrics"], *reversed(made)][:1]])
 
 
 def _find(options: argparse.Namespace) -> RunDirectory:
-    return find_run(workspace_of(options), options.run)
+    return find_single_run(workspace_of(options), options.run)
 
 
 def _find_sweep(options: argparse.Namespace) -> SweepDirectory | None:

@@ -185,7 +185,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
             f"note: runs of a schedule are driven by a process of the machine that serves it, not "
             f"by a job (launcher: {loaded.profile.launcher})\n"
         )
-    timezone = section.timezone or local_timezone()
+    timezone = section.timezone or _local_timezone()
     schedule = Schedule(
         name=section.name or loaded.pipeline.name,
         pipeline=str(path),
@@ -250,7 +250,7 @@ def _profile_word(profile: str) -> str:
     return str(path.absolute()) if is_file(path) else profile
 
 
-def local_timezone() -> str:
+def _local_timezone() -> str:
     """Return the name of this machine's time zone.
 
     Raises:
@@ -262,9 +262,10 @@ def local_timezone() -> str:
     for days in (0, 182):  # summer and winter
         date = datetime.now(UTC) + timedelta(days=days)
         if date.astimezone(ZoneInfo(name)).utcoffset() != date.astimezone().utcoffset():
+            given = f" (TZ={os.environ['TZ']})" if "TZ" in os.environ else ""
             raise UsageError(
-                f"this machine's time zone (TZ={os.environ.get('TZ', '')}) is not that of a place: "
-                "give --timezone, such as Europe/Berlin."
+                f"this machine's time zone{given} is not that of a place: give --timezone, such as "
+                "Europe/Berlin."
             )
     return name
 

@@ -35,8 +35,8 @@ from redco_flow.records import change_mark
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
-from redco_flow.tracking.run_directory import RunDirectory, find_run, list_damaged, list_runs
-from redco_flow.tracking.sweep_directory import find_sweep
+from redco_flow.tracking.run_directory import RunDirectory, list_damaged, list_runs
+from redco_flow.tracking.sweep_directory import find_single_run, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def _marks(view: dict[str, Any]) -> str:
 
 
 def _find(options: argparse.Namespace, text: str) -> RunDirectory:
-    return find_run(workspace_of(options), text)
+    return find_single_run(workspace_of(options), text)
 
 
 def _status(options: argparse.Namespace) -> int:

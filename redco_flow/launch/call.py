@@ -110,10 +110,13 @@ class JobResources:
         group = cls.of_group(stages)
         if group.walltime_minutes is None:
             return group
-        most = cls.of_group(stages, walltime_minutes).walltime_minutes or math.inf
-        limit = math.inf if walltime_minutes is None else max(most, walltime_minutes)
         minutes = group.walltime_minutes + math.ceil(seconds_of_warning / 60)
-        return replace(group, walltime_minutes=min(minutes, limit))
+        if (
+            walltime_minutes is not None
+        ):  # at most; but a single stage has the time that it asks for
+            longest = max(one.walltime_minutes or 0 for one in stages)
+            minutes = min(minutes, max(longest, walltime_minutes))
+        return replace(group, walltime_minutes=minutes)
 
 
 @dataclass(frozen=True)

@@ -103,11 +103,17 @@ def never_began(why: str) -> ExitRecord:
 def end_later_stages(
     later: Iterable[AttemptDirectory], attempt: AttemptDirectory, cause: Cause
 ) -> None:
-    """Write the ends of stages that the same job would have run after one that did not complete."""
+    """Write the ends of stages that the same job would have run after one that did not complete.
+
+    Those of other runs are never submitted: another job runs them.
+    """
     for one in later:
         if not one.exit_path.exists():
             why = f"stage {attempt.stage}, before it in the same job, ended: {cause}"
-            write_exit(one, never_began(why))
+            record = never_began(why)
+            if one.path.parents[3] != attempt.path.parents[3]:
+                record = replace(record, cause=Cause.NEVER_SUBMITTED)
+            write_exit(one, record)
 
 
 def write_exit(attempt: AttemptDirectory, record: ExitRecord) -> None:

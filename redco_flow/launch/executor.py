@@ -364,8 +364,8 @@ class ChainingExecutor(CallExecutor):
             folder: of the job's own files; must not exist.
             title: for people.
             attempts: a call comes after those that it takes from; each gets a job.json.
-            upstream: jobs that must have ended before the first begins; a call that takes from one
-                that did not complete fails.
+            upstream: jobs that must have completed before the first begins. Where one fails, the
+                attempts are never submitted, as those that a job leaves over.
             after_end: jobs that must have ended before, for other reasons.
 
         Returns:

@@ -38,7 +38,7 @@ from redco_flow.launch.supervisor import (
     remove_temporary_files,
     run_worker,
 )
-from redco_flow.records import open_no_link, read_json_if_present, write_json
+from redco_flow.records import list_directory, open_no_link, read_json_if_present, write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import utc_now
@@ -126,6 +126,7 @@ class RankWatch:
 
     def look_for_cancel(self) -> None:
         """Stop once cancel.json asks for it, and at once when it asks again; look again soon."""
+        list_directory(self.supervisor.attempt.path)
         request = read_json_if_present(self.supervisor.attempt.cancel_path) or {}
         if request and not self.supervisor.is_stopping:
             self.supervisor.stop(Cause.TERMINATED, "it was cancelled.")
@@ -161,8 +162,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"nodes of no fabric in slurm.fabrics: {', '.join(unknown)}\n")
     limits = Limits(options.stall_seconds, options.grace_seconds)
     times = (options.seconds_to_warning, options.seconds_to_end)
-    given = {"heeds_cancel": options.heeds_cancel}
-    return supervise(options.attempt, rank_info, limits, *times, **given)
+    return supervise(options.attempt, rank_info, limits, *times, heeds_cancel=options.heeds_cancel)
 
 
 def supervise(
@@ -180,7 +180,7 @@ def supervise(
         seconds_to_warning: when Slurm warns that the walltime is nearly over; None: never.
         seconds_to_end: the walltime, where no cluster enforces it, as of a stage that shares a job;
             one that begins with none left ends at once.
-        heeds_cancel: stop when the attempt has a cancel.json; no signal tells of it, because the
+        heeds_cancel: stop when the attempt has a cancel.json; no signal tells of it, as where the
             job runs other stages, too.
 
     Returns:

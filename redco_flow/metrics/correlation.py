@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 from redco_flow.spec.metric import check_pairs
 
@@ -20,7 +21,7 @@ def number_pairs(
     true = [values[0] for values in references]
     for what, values in (("reference", true), ("prediction", predictions)):
         for index, value in enumerate(values):
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"the {what} of example {index} is no number: {value!r}.")
     return list(map(float, predictions)), list(map(float, true))
 

@@ -123,7 +123,8 @@ def _group(
     baselines: Mapping[str, Any] = known.get("baselines") or {}
     count = known.get("num_examples")
     scores = [one.get("metrics") or {} for one in baselines.values()]
-    are_percentages = bool(known.get("modules"))
+    modules = known.get("modules")  # of lm-eval's tasks there are none
+    are_percentages = bool(directions if modules is None else modules)
     return MetricsGroup(
         stage=stage.name,
         is_evaluation=_role(stage) == "evaluation",
@@ -304,15 +305,15 @@ def comparisons(stages: Iterable[StageFacts], store: ArtifactStore) -> dict[str,
     """Return the comparison that each comparing stage made: a row for two systems by a metric."""
     made = ((stage.name, metrics_artifact(stage, store)) for stage in stages)
     return {
-        name: _comparison(artifact.metadata)
+        name: _comparison(name, artifact.metadata)
         for name, artifact in made
         if artifact is not None and "pairs" in artifact.metadata
     }
 
 
-def _comparison(record: Mapping[str, Any]) -> Table:
+def _comparison(stage: str, record: Mapping[str, Any]) -> Table:
     caption = (
-        f"Paired bootstrap over {record['num_examples']:,} examples, "
+        f"Stage {stage}: paired bootstrap over {record['num_examples']:,} examples, "
         f"{record['num_resamples']:,} draws; intervals contain {100 * record['confidence']:g} % "
         "of the draws"
     )

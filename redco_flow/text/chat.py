@@ -303,10 +303,13 @@ class ChatTemplate:
         learnt = [(0, len(ids))] if train_on == "all" else answers
         if train_on == "last":
             learnt = [(begin, end) for begin, end in answers if end > start]
+        learnt = [(begin, min(end, len(ids))) for begin, end in learnt if begin < len(ids)]
+        if is_cut and not learnt:  # cut in what a template has before the learnt part of an answer
+            return TooLong(len(encoding.ids), max_length or 0)
         ends = (self.tokenizer.eos_id in encoding.ids[begin:end] for begin, end in answers)
         return EncodedChat(
             ids,
-            [(begin, min(end, len(ids))) for begin, end in learnt if begin < len(ids)],
+            learnt,
             start,
             prompt_ids,
             is_cut,

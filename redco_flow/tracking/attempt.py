@@ -91,7 +91,9 @@ class JobRecord(TypedDict, total=False):
     attempt: str
     group: list[str]  # of a job of several stages: their attempts, in the order in which they run
     pack: str  # of a job of several runs: the directory of its own files
+    turn: int  # of an attempt of such a job: its place in the order in which they run
     members: list[str]  # in that directory's job.json: the attempts, in the order of their turns
+    waits_for: dict[str, str]  # there, too: by attempts that must have completed before: their ids
     supervisor: ProcessRecord
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from redco_flow.errors import some_of
+from redco_flow.records import read_json
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.metrics_artifact import HARNESS_FILE
 from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.score_identity import of_evaluation
 from redco_flow.tracking.workspace import Workspace
@@ -32,7 +34,9 @@ def why_partial(workspace: Workspace, evaluation: Artifact) -> str:
     result = _result_of(workspace, evaluation)
     if result is not None and result.kind == "harness":  # its rows are the tasks', in no dataset
         first = (result.ingredients.get("settings") or {}).get("num_examples")
-        return f"{name} is partial: the first {first} rows of each task." if first else ""
+        if not first or not (cut := _cut_tasks(evaluation)):
+            return ""
+        return f"{name} is partial: the first {first} rows of {some_of(cut, _MOST_NAMED)}."
     split, num_examples = metadata.get("split"), metadata.get("num_examples")
     data = str(metadata.get("data", ""))
     dataset = ArtifactStore(workspace).find(data)
@@ -48,6 +52,15 @@ def why_partial(workspace: Workspace, evaluation: Artifact) -> str:
             "(num_examples of its predict stage)."
         )
     return ""
+
+
+def _cut_tasks(evaluation: Artifact) -> list[str]:
+    """Return which of lm-eval's tasks have more rows than were evaluated."""
+    try:
+        counts = read_json(evaluation.path / HARNESS_FILE)["n-samples"].items()
+    except FileNotFoundError:
+        return ["each task"]
+    return [task for task, of_task in counts if of_task["effective"] < of_task["original"]]
 
 
 def why_not_comparable(workspace: Workspace, ours: Artifact, theirs: Artifact, key: str) -> str:

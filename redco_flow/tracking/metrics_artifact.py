@@ -6,8 +6,9 @@ digests of what it was measured on.
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ PREDICTIONS_FILE = "predictions.jsonl"
 FORMAT = 1
 LINES_FILE = "per_example.jsonl"
 SUMMARY_FILE = "metrics.json"
+HARNESS_FILE = "lm_eval.json"  # what else lm-eval says of its tasks
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,13 @@ def write_metrics(
     folder.mkdir(parents=True)
     write_json_lines(folder / LINES_FILE, lines)
     write_json(folder / SUMMARY_FILE, summary.to_json())
+
+
+def is_mean(score: float, values: Sequence[float]) -> bool:
+    """Return whether a score is the mean of these, which are at least one."""
+    if not all(map(math.isfinite, values)):
+        return False
+    return math.isclose(math.fsum(values) / len(values), score, abs_tol=1e-9)
 
 
 def read_metrics(folder: Path) -> tuple[MetricsSummary, list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.spec.metric import LikelihoodMetric, PooledMetric, find_any_metric
-from redco_flow.tracking.metrics_artifact import MetricsSummary
+from redco_flow.tracking.metrics_artifact import MetricsSummary, is_mean
 from redco_flow.tracking.score_identity import ScoreIdentity, of_record
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def refuse_other_examples(evaluations: Sequence[Evaluation]) -> None:
         if other.summary.examples_digest != first.summary.examples_digest:
             raise CannotCompare(
                 f"'{first.name}' and '{other.name}' were not evaluated on the same examples "
-                f"({first.summary.num_examples} and {other.summary.num_examples}, or other rows "
-                "or references): evaluate both on the same split of the same data."
+                f"({first.summary.num_examples} and {other.summary.num_examples}, or other rows, "
+                "prompts or references): evaluate both on the same split of the same data."
             )
 
 
@@ -81,13 +81,25 @@ def why_not_compared(evaluations: Sequence[Evaluation], key: str) -> str:
                 "no per_example, which says how sure a difference is)"
             )
         if found != rows:
-            return f"'{first.name}' and '{evaluation.name}' have '{key}' of other examples"
+            names = f"'{first.name}' and '{evaluation.name}'"
+            return f"{names} have scores '{key}' for different rows"
     return ""
 
 
 def _scored_rows(evaluation: Evaluation, key: str) -> tuple[int, ...]:
-    """Return which lines have a score; of several tasks each has its own lines."""
-    return tuple(row for row, line in enumerate(evaluation.lines) if key in line["scores"])
+    """Return which lines have a score; of several tasks each has its own lines.
+
+    Earlier records of lm-eval's tasks also have values that their score is no mean of.
+    """
+    scores = {
+        row: line["scores"][key]
+        for row, line in enumerate(evaluation.lines)
+        if key in line["scores"]
+    }
+    summary = evaluation.summary
+    if scores and not summary.modules and not is_mean(summary.metrics[key], [*scores.values()]):
+        return ()
+    return tuple(scores)
 
 
 def _identity(evaluation: Evaluation, key: str) -> ScoreIdentity:

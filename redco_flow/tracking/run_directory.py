@@ -373,10 +373,6 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
     if text and fitting:
         listed = some_of(fitting, _MAX_CANDIDATES)
         raise UsageError(f"{text!r} fits {len(fitting)} runs: {listed}. Add letters.")
-    if text and (workspace.root / "sweeps" / text).is_dir():
-        raise UsageError(
-            f"{text} is a sweep; name one of its runs, which `redco-flow status {text}` lists."
-        )
     raise UsageError(f"no run {text!r} in {workspace.root}; there are last, {_nearest(text, ids)}")
 
 

@@ -135,7 +135,9 @@ def of_record(record: Mapping[str, Any], result: StageResult | None, key: str) -
         code["the judge"] = digest_json([judge, ingredients.get("data") or {}])
     settings = _own_settings(record.get("settings"), metric)
     if result is not None and result.kind == "harness":
-        settings = {name: value for name, value in given.items() if name != "tasks"}
+        of_rows = ("tasks", "num_examples")
+        settings = {name: value for name, value in given.items() if name not in of_rows}
+        settings["data"] = ingredients.get("data") or {}  # lm-eval's version, files of tasks
     return ScoreIdentity(
         split=str(record.get("split") or ""),
         rows=str(record.get("examples_digest") or ""),

@@ -24,7 +24,7 @@ from redco_flow.local_paths import PathIn
 from redco_flow.records import append_json_line, write_json
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.run_directory import LAST_RUN, RunDirectory, find_run
 from redco_flow.tracking.typed_records import find_record, read_record, read_record_lines
 from redco_flow.tracking.workspace import Workspace, check_name
 
@@ -224,7 +224,10 @@ class SweepDirectory:
     def points(self) -> list[SweepPoint]:
         """The sweep's points, in the order of the grid, or as a sampler gave them so far."""
         if self.search is None:
-            return [SweepPoint(**one) for one in self.record["points"]]
+            listed = self.record["points"]
+            return [
+                SweepPoint(one["run"], one["overrides"], one.get("packed", [])) for one in listed
+            ]
         sampled = self.read_sampled_points()
         return [SweepPoint(one.run, one.overrides) for one in sampled if one.state == "made"]
 
@@ -361,6 +364,8 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
     Raises:
         UsageError: several fit.
     """
+    if text in LAST_RUN:
+        return None
     names = [path.parent.name for path in _folder(workspace).glob("*/sweep.json")]
     if text in names:
         return SweepDirectory(_folder(workspace) / text)
@@ -378,6 +383,22 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
     if len(fitting) > 1:
         raise UsageError(f"{text!r} fits {len(fitting)} sweeps: {', '.join(sorted(fitting))}.")
     return SweepDirectory(_folder(workspace) / fitting[0]) if fitting else None
+
+
+def find_single_run(workspace: Workspace, text: str) -> RunDirectory:
+    """As `find_run`, for a verb that takes no sweep.
+
+    Raises:
+        UsageError: as `find_run`; where a sweep is named, says so.
+    """
+    try:
+        return find_run(workspace, text)
+    except UsageError:
+        if (sweep := find_sweep(workspace, text)) is None:
+            raise
+    raise UsageError(
+        f"{sweep.id} is a sweep; name one of its runs, which `redco-flow status {sweep.id}` lists."
+    )
 
 
 def _begins_a_run(workspace: Workspace, text: str) -> bool:

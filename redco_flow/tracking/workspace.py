@@ -21,6 +21,8 @@ from redco_flow.records import explain_no_space, open_no_link, who_may_write
 from redco_flow.tracking.lock_mechanism import establish
 from redco_flow.tracking.locks import exclusive
 
+CHECKPOINTS = "checkpoints"  # in a working directory, by step
+COMMIT = "commit.json"  # the engine's mark of a whole checkpoint
 SHORT_DIGITS = 16  # hex digits of an id or fingerprint in a directory's name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SEQUENCE_DIGITS = 20
@@ -104,6 +106,15 @@ class Workspace:
     def work_directory(self, fingerprint: str) -> Path:
         """Return a stage's working directory, kept over attempts and runs; not made here."""
         return self.work / fingerprint[:SHORT_DIGITS]
+
+    def committed_steps(self, fingerprint: str) -> list[int]:
+        """Return the steps whose checkpoints a stage's working directory has, in order.
+
+        Args:
+            fingerprint: the stage's, or the name of its working directory.
+        """
+        found = (self.work_directory(fingerprint) / CHECKPOINTS).glob(f"*/{COMMIT}")
+        return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())
 
     def next_sequence(self) -> int:
         """Return a number larger than all before it in this workspace, whatever clocks say.

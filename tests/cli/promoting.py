@@ -15,6 +15,7 @@ from redco_flow.stages.evaluate.run import run as evaluate
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.metrics_artifact import (
+    HARNESS_FILE,
     LINES_FILE,
     SUMMARY_FILE,
     MetricsSummary,
@@ -109,9 +110,18 @@ class Shop:
         )
 
     def of_tasks(
-        self, checkpoint: Artifact, right: Sequence[bool], num_examples: int | None = None
+        self,
+        checkpoint: Artifact,
+        right: Sequence[bool],
+        num_examples: int | None = None,
+        data: str = "1" * 64,
     ) -> Artifact:
-        """What the harness publishes of two tasks; of `easy` all rows are right."""
+        """What the harness publishes of two tasks; of `easy` all rows are right.
+
+        Args:
+            num_examples: at most, of each task.
+            data: digest of the file of `hard`.
+        """
         lines = [
             {"row_id": f"{task}/{row}", "scores": {f"{task}/acc": float(one)}, "statistics": {}}
             for task, rows in {"easy": [True] * 20, "hard": right}.items()
@@ -135,7 +145,13 @@ class Shop:
         folder = self._folder()
         (folder / SUMMARY_FILE).write_text(json.dumps(summary))
         (folder / LINES_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        counts = {
+            task: {"original": size, "effective": min(size, num_examples or size)}
+            for task, size in {"easy": 20, "hard": len(right)}.items()
+        }
+        (folder / HARNESS_FILE).write_text(json.dumps({"n-samples": counts}))
         ingredients = {"code": CODE, "settings": {"num_examples": num_examples}}
+        ingredients["data"] = {"hard.yaml": data}
         ingredients["inputs"] = {"checkpoint": [checkpoint.id]}
         return self._published("metrics", folder, summary, "demo", "harness", ingredients)
 

@@ -458,7 +458,8 @@ def test_a_directory_whose_name_is_not_text_is_refused(command):
     folder = Path(os.fsdecode(os.fsencode(command.folder) + b"/\xff"))
     folder.mkdir()
 
-    assert "is not UTF-8" in Command(folder)("ls", code=2)
+    assert "is not UTF-8: change to another one." in Command(folder)("ls", code=2)
+    assert "usage:" in Command(folder)("--help")
 
 
 def test_a_schedule_takes_no_time_zone_of_a_machine_that_is_not_that_of_a_place(command):

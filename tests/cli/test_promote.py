@@ -130,8 +130,13 @@ def test_one_of_several_tasks_of_the_harness_decides_by_its_own_rows(shop, say, 
     assert held["low"] == pytest.approx(0.25 - 1.96 * spread, abs=0.15 * spread)
     assert held["num_examples"] == NUM_ROWS
     third = shop.checkpoint("third")
+    again = ("promote", third.id, "--as", "production", "--if", condition)
+    shop.of_tasks(third, right(190), num_examples=50)
+    assert "is partial: the first 50 rows of hard." in say(*again)[2]
+    shop.of_tasks(third, right(180), data="2" * 64)
+    assert "other metric settings" in say(*again)[2]
     shop.of_tasks(third, right(190), num_examples=NUM_ROWS)
-    assert "is partial" in say("promote", third.id, "--as", "production", "--if", condition)[2]
+    assert say(*again)[0] == 0
 
 
 def promoted_pair(shop, say, first_right, second_right, **second_more):

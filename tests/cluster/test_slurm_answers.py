@@ -37,6 +37,13 @@ if [ "$(squeue --me --noheader | wc -l)" -ge %d ]; then
     {REFUSED.format("Job violates accounting/QOS policy (job submit limit)")}
 fi
 """
+ONE_JOB_AT_MOST_AND_REFUSED_ONCE = f"""
+{JOBS_AT_MOST % 1}
+if [ -e "$folder/refuse" ]; then
+    rm "$folder/refuse"
+    {REFUSED.format("Invalid account or account/partition combination specified")}
+fi
+"""
 THREE_JOBS_AT_MOST = JOBS_AT_MOST % 3
 
 
@@ -124,19 +131,29 @@ def test_points_of_a_sweep_beyond_the_limit_of_submitted_jobs_wait_and_none_fail
 def test_packs_beyond_the_limit_of_submitted_jobs_are_submitted_as_others_end(
     sweeps, slurm, commands, tmp_path
 ):
-    """Fault 52: one job at a time; the process that holds a refused pack is killed."""
-    commands.inject("sbatch", JOBS_AT_MOST % 1)
-    sweep = sweeps.start(holds_first=True, points_per_job=2)
-    waiting = "train: waiting: QOSMaxSubmitJobPerUserLimit"
+    """Fault 52: one job at a time; the process that holds a refused pack is killed, and once such
+    a pack is refused for good.
+    """
+    commands.inject("sbatch", ONE_JOB_AT_MOST_AND_REFUSED_ONCE)
+    sweep = sweeps.start(max_parallel=1, holds_first=True, points_per_job=2)
     first = sweep.runs[0]
-    wait_until(lambda: waiting == stage_line("train", read_run_view(first)["stages"]["train"]))
+
+    def wait_until_refused(attempt):
+        waiting = "train: waiting: QOSMaxSubmitJobPerUserLimit"
+        wait_until(lambda: len(first.attempts("train")) == attempt)
+        wait_until(lambda: waiting == stage_line("train", read_run_view(first)["stages"]["train"]))
+
+    wait_until_refused(1)
     kill_launchers(sweep)
     resume_sweep(sweep)
+    wait_until_refused(2)
+    (commands.folder / "refuse").touch()
     for gate in ("first-gate", "gate"):
         (tmp_path / gate).touch()
     view = sweeps.wait_for_end(sweep)
 
     assert view["state"] == "completed", sweep.log_path.read_text()
+    assert not (commands.folder / "refuse").exists()
     assert len({job_id(run, "train") for run in sweep.runs}) == 2
     assert count_lines(tmp_path / "trained") == 4
     assert count_lines(tmp_path / "preprocessed") == 1

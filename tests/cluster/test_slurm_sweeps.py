@@ -58,6 +58,8 @@ stages:
   train: {{kind: orchestrate_kinds.descent, folder: {folder}}}
   reread: {{kind: orchestrate_kinds.reread}}
 """
+SMALL = "  small: {{kind: orchestrate_kinds.total, fails_until: {folder}/cured}}"
+BRANCHES = PIPELINE.replace("  train:", f"{SMALL}\n  train:").replace("[train]", "[small, train]")
 RATES = [(f"train.learning_rate={rate}.0",) for rate in (1, 2, 3, 4)]
 
 
@@ -539,8 +541,8 @@ def test_what_a_killed_job_and_a_killed_process_leave_over_is_packed_again(sweep
 
     assert view["state"] == "completed", sweep.log_path.read_text()
     shared = job_id(sweep.runs[0], "preprocess")
-    assert f"--dependency=afterany:{shared}\n" in scripts[0]
-    assert f"--dependency=afterany:{shared}:{first}\n" in scripts[1]
+    assert f"--dependency=afterok:{shared}\n" in scripts[0]
+    assert f"--dependency=afterok:{shared},afterany:{first}\n" in scripts[1]
     ids = job_ids(sweep, "train")
     assert ids[0] == first
     assert ids[5] == last
@@ -549,3 +551,41 @@ def test_what_a_killed_job_and_a_killed_process_leave_over_is_packed_again(sweep
     assert count_lines(tmp_path / "trained") == 7
     assert count_lines(tmp_path / "preprocessed") == 1
     assert len(jobs_in_slurm(slurm) - before) == 6
+
+
+def test_a_stage_is_tried_again_beside_one_that_the_packed_job_still_runs(sweeps, tmp_path):
+    """The packed job fails with the stage, and what needs both branches starts all the same."""
+    sweeps.path.write_text(BRANCHES.format(folder=tmp_path))
+    sweeps.profile["retries"] = {"failed": 1}
+    sweep = sweeps.start(RATES[:1], points_per_job=1)
+    (run,) = sweep.runs
+    wait_until(lambda: "job_retried" in events(run))
+    (tmp_path / "cured").touch()
+    wait_until(lambda: len(run.attempts("compare")) == 2)
+    sweeps.open_gate()
+    view = sweeps.wait_for_end(sweep)
+
+    assert view["state"] == "completed", run.log_path.read_text()
+    assert f"afterany:{job_id(run, 'train')}\n" in script_of(run, "compare")
+    assert [len(run.attempts(stage)) for stage in ("small", "train", "compare")] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(("points_per_job", "num_jobs"), [(2, 6), (3, 2)])
+def test_points_whose_shared_stage_is_cancelled_with_another_point_are_packed_again(
+    sweeps, slurm, tmp_path, points_per_job, num_jobs
+):
+    """The stage is a job of its own where points of several packs need it, or in their pack."""
+    before = jobs_in_slurm(slurm)
+    sweeps.open_gate()
+    sweep = sweeps.start(RATES[:3], points_per_job=points_per_job, holds_first=True)
+    sweeps.wait_until_queued(sweep)
+    wait_until(lambda: count_lines(tmp_path / "preprocessed") == 1)
+    cancel_run(sweep.runs[0], "not this one")
+    wait_until(lambda: count_lines(tmp_path / "preprocessed") == 2)
+    (tmp_path / "first-gate").touch()
+    sweeps.wait_for_end(sweep)
+
+    states = ["cancelled", "completed", "completed"]
+    assert sweeps.states(sweep) == states, sweep.log_path.read_text()
+    assert [len(run.attempts("train")) for run in sweep.runs] == [1, 2, 2]
+    assert len(jobs_in_slurm(slurm) - before) == num_jobs

@@ -1,6 +1,7 @@
 """Learning rates against their formulas."""
 
 import math
+from functools import partial
 
 import jax
 import numpy as np
@@ -146,16 +147,23 @@ def test_adafactor_limits_the_update_of_each_layer_of_a_stack_by_itself():
     np.testing.assert_allclose(found["one"], np.full(3, -0.1 * smaller), rtol=1e-5)
 
 
-def test_the_dims_of_a_stack_number_what_published_files_have_as_tensors():
-    family = find_model("t5")
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2}
-    config = family.Config(**sizes, vocab_size=40, feed_forward_proj="gated-gelu")
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "feed_forward_proj": "gated-gelu"}
+LLAMA = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
+STACKS = {
+    "t5": {**T5, "num_layers": 2},
+    "llama": {**LLAMA, "num_hidden_layers": 2, "num_key_value_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_dims_of_a_stack_number_what_published_files_have_as_tensors(name):
+    """Other families differ: files have GPT-2's q, k and v in one tensor, and experts apart."""
+    family = find_model(name)
+    config = family.Config(**STACKS[name], vocab_size=40)
     shapes, ids = family.abstract_params(config), jax.ShapeDtypeStruct((2, 4), np.int32)
+    inputs = [ids] * (3 if name == "t5" else 2)
 
-    def forward(params, ids):
-        return family.apply(config, params, ids, ids, ids)
-
-    found = stacked_dims(shapes, forward, ids)
+    found = stacked_dims(shapes, partial(family.apply, config), *inputs)
 
     for (path, dims), layout in zip(
         jax.tree.leaves_with_path(found, is_leaf=lambda x: isinstance(x, tuple)),

@@ -47,7 +47,10 @@ def test_a_module_that_is_no_executor_is_refused_with_what_it_lacks(profile, nam
         make_executor(profile.model_copy(update={"executor": name}), {})
 
 
-@pytest.mark.parametrize("record", [{}, {"executor": "local"}, {"executor": "local", "job_id": 1}])
+OF_LOCAL = {"executor": "local", "attempt": "runs/r/stages/s/attempts/1", "job_id": "1-1"}
+
+
+@pytest.mark.parametrize("record", [{}, OF_LOCAL, OF_LOCAL | {"supervisor": {"pid": 1}}])
 def test_what_is_no_job_record_is_refused(record):
     with pytest.raises(UsageError, match="not a job record"):
         reattach(record)

@@ -8,7 +8,6 @@ from redco_flow.launch.hosts.file_sets import (
     FileSet,
     HashedFile,
     checkpoint_sets,
-    committed_steps,
     forget_steps,
     put_in_place,
     wanted,
@@ -185,16 +184,16 @@ def test_checkpoints_arrive_with_their_commits_and_deleted_ones_are_forgotten(
     for step in (4, 8, 12):
         commit(here, step)
     CheckpointDirectory(here.work / "w" / "checkpoints").drop_state(8)
-    sets = list(checkpoint_sets(here, "w", committed_steps(here, "w")))
+    sets = list(checkpoint_sets(here, "w", here.committed_steps("w")))
     wanted(there, arrivals, sets)
     for one in sets:
         carry(one, here, arrivals)
 
     put_in_place(there, arrivals, sets)
-    assert committed_steps(there, "w") == [4, 8, 12]
+    assert there.committed_steps("w") == [4, 8, 12]
     forget_steps(there, "w", [8, 12])
 
-    assert committed_steps(there, "w") == [8, 12]
+    assert there.committed_steps("w") == [8, 12]
     folder = there.work / "w" / "checkpoints"
     assert (folder / "12" / "array").read_text() == "step 12"
     assert (folder / "12" / "metadata").read_text() == "float32"

@@ -180,7 +180,6 @@ def test_options_of_the_profile_replace_what_is_compared(tmp_path):
     assert refused("--time=60", "--exclusive", **chosen) == []
     assert refused("--mem=1G --gres=gpu:1", "--time=1:00:00", **chosen) == ["num_hosts"] * 2
     assert refused("--cpus-per-t=1", "-t '5'", **chosen) == [sizes[0], *sizes[-2:]]
-    assert refused("-M other", **chosen) == refused("--cluster=other", **chosen) == []
 
 
 def test_nothing_is_refused_where_a_plugin_may_change_the_request(tmp_path):

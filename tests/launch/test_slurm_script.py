@@ -303,6 +303,7 @@ def test_short_options_are_checked_as_their_long_forms():
     ("settings", "message"),
     [
         ({"options": ["-J mine"]}, "--job-name: a job is recognised by its own name"),
+        ({"options": ["-M other"]}, "--clusters: jobs of another cluster cannot be followed"),
         ({"options": ["--exclusive --arr=0-3"]}, "--array: the stage would run once in each task"),
         ({"options": ["-D /tmp"]}, "--chdir: a job runs in the directory of its attempt"),
         ({"options": ["-o x.log"]}, "--output: `redco-flow logs`"),

@@ -95,7 +95,8 @@ def test_correlations_and_errors_equal_scipy_and_scikit_learn():
 @pytest.mark.parametrize("metric", [pearson, spearman])
 def test_a_constant_correlates_with_nothing(metric):
     # A mean of three times 0.1 is not 0.1.
-    assert list(metric.compute([0.1] * 3, [[1.0], [2.0], [4.0]]).values()) == [0.0]
+    predictions = [*np.full(3, 0.1, np.float32)]
+    assert list(metric.compute(predictions, [[1.0], [2.0], [4.0]]).values()) == [0.0]
 
 
 def test_what_is_no_number_is_told_with_its_place():

@@ -126,7 +126,9 @@ def test_a_comparison_tells_who_is_better_and_how_sure_that_is(builder, groups, 
     assert row[:3] == ["rouge1", "small 41.00", "large 44.50"]
     assert row[3:] == ["−3.50", "−5.25 to −1.75", "0.0012", "large is better"]
     assert "compare" not in [group.stage for group in groups()]
-    assert "Paired bootstrap over 60 examples, 1,000 draws" in read_report(builder.run).text
+    assert (
+        "compare: paired bootstrap over 60 examples, 1,000 draws" in read_report(builder.run).text
+    )
 
 
 def test_an_unsure_difference_has_no_winner(builder):

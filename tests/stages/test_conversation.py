@@ -225,9 +225,10 @@ def test_pieces_are_whole_characters_and_hold_back_what_may_begin_a_stop_string(
     assert heard == growing.num_tokens < len(ids)
 
 
-def test_a_text_is_continued_with_the_space_that_its_tokenizer_leaves_out_of_a_text():
-    vocab = {word: number for number, word in enumerate(["</s>", "▁Hello", "▁world", "!"])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+def test_a_continued_text_keeps_its_first_space_and_characters_of_several_byte_tokens():
+    tokens = ["</s>", "▁Hello", "▁world", "!", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     backend.decoder = decoders.Sequence(  # LLaMA 2's
         [
             decoders.Replace("▁", " "),
@@ -237,14 +238,18 @@ def test_a_text_is_continued_with_the_space_that_its_tokenizer_leaves_out_of_a_t
         ]
     )
     tokenizer = TextTokenizer(backend, pad_id=0, eos_id=0)
-    question = Question(prompt="Hello")
-    growing = GrowingAnswer(tokenizer, {0}, question, Event(), print, [1])
 
-    for token in (2, 3, 0):
-        growing.add(token)
+    def continued(before, *more):
+        growing = GrowingAnswer(tokenizer, {0}, Question(prompt=""), Event(), print, before)
+        for token in (*more, 0):
+            growing.add(token)
+        return growing.finish()
 
+    tamil = [vocab[f"<0x{byte:02X}>"] for byte in "தமிழ்".encode()]  # 15 tokens, 3 a character
     assert backend.decode([1, 2, 3]) == "Hello world!"
-    assert growing.finish() == " world!"
+    assert continued([1], 2, 3) == " world!"
+    assert backend.decode(tamil[-8:]) == 8 * "\ufffd"
+    assert continued(tamil, *tamil, 2) == "தமிழ் world"
 
 
 @pytest.mark.slow

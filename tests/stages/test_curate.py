@@ -211,9 +211,13 @@ def test_a_short_row_is_in_an_evaluation_split_with_all_of_its_texts():
         evaluation.add(f"test.jsonl:{number}", texts)
 
     rows = [["is it RED", "no"], ["is it green", "no"], ["a train", ""], ["!"]]
+    rows += [["Hi", "Hello!", "Is it red?", "No."], ["Is it red?", "No.", "Why?", "So."]]
     found = [evaluation.twin_of(list(map(words_of, row))) for row in rows]
 
-    assert [twin and twin.row_id for twin in found] == ["test.jsonl:1", None, None, None]
+    assert [twin and twin.row_id for twin in found] == [
+        *("test.jsonl:1", None, None, None),
+        *("test.jsonl:1", None),
+    ]
 
 
 def test_minhash_misses_next_to_no_pair_that_comparing_all_finds():

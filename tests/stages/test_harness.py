@@ -15,7 +15,7 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.records import read_json, read_json_lines
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.harness.language_model import HarnessModel
-from redco_flow.stages.harness.run import CannotEvaluateTasks
+from redco_flow.stages.harness.run import CannotEvaluateTasks, load_tasks
 from redco_flow.text.special_tokens import cut_before
 from redco_flow.tracking.metrics_artifact import read_metrics
 
@@ -238,8 +238,19 @@ def test_tasks_of_ones_own_become_a_metrics_artifact(bench, checkpoint, tasks):
     of_last = [line["scores"] for line in lines if line["row_id"].startswith("last")]
     assert all(set(scores) == {"last_word/acc"} for scores in of_last)
     generator = random.Random(harness.Config(tasks=["last_word"]).seed)
-    draws = {generator.getrandbits(40) for _ in range(200)}
-    assert all(one["doc"]["draw"] in draws for one in answers if "draw" in one["doc"])
+    draws = [generator.getrandbits(40) for _ in range(8)]
+    assert [one["doc"]["draw"] for one in answers if "draw" in one["doc"]] == draws
+
+
+def test_draws_of_a_task_depend_on_the_seed_alone_and_are_the_same_at_each_reading(tasks):
+    for seed in (1, 2, 1):
+        config = harness.Config(tasks=["last_word"], tasks_folder=str(tasks), seed=seed)
+        task = load_tasks(config)["tasks"]["last_word"]
+
+        generator = random.Random(seed)
+        draws = [generator.getrandbits(40) for _ in range(24)]
+        for rows in (task.eval_docs, task.eval_docs, task.sampler.df):
+            assert [row["draw"] for row in rows] == draws
 
 
 def test_an_unknown_task_is_told(bench, checkpoint, tasks):

@@ -1,6 +1,7 @@
 """Two scores are subtracted only if split, rows, metric, its code and its settings are equal."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -134,22 +135,32 @@ def test_losses_of_two_objectives_are_not_compared_but_scores_of_their_texts_are
     assert first[bleu].settings == digest_json([None, None])
 
 
-def test_scores_of_one_key_by_two_metrics_are_not_resampled_together():
+def scored(name, modules, key, mean, values):
     nothing = {"baselines": {}, "step": 1, "predictions": "", "checkpoint": "", "data": ""}
-    first, second = (
-        Evaluation(
-            module,
-            "a" * 64,
-            MetricsSummary(
-                metrics={"bleu": 1.0}, directions={"bleu": "max"}, modules=[module],
-                num_examples=1, split="test", config="", examples_digest="e", **nothing,
-            ),
-            [{"scores": {"bleu": 1.0}}],
-        )
-        for module in ("bleu", "own.bleu")
+    summary = MetricsSummary(
+        metrics={key: mean}, directions={key: "max"}, modules=modules, num_examples=len(values),
+        split="test", config="", examples_digest="e", **nothing,
     )  # fmt: skip
+    lines = [{"scores": {} if one is None else {key: one}} for one in values]
+    return Evaluation(name, "a" * 64, summary, lines)
+
+
+def test_scores_of_one_key_by_two_metrics_are_not_resampled_together():
+    first, second = (scored(one, [one], "bleu", 1.0, [1.0]) for one in ("bleu", "own.bleu"))
 
     assert why_not_compared((first, first), "bleu") == ""
     assert why_not_compared((first, second), "bleu") == (
         "'bleu' of 'bleu' and 'own.bleu' cannot be compared: another metric: 'own.bleu', not 'bleu'"
+    )
+
+
+def test_scores_of_lm_eval_that_are_no_mean_of_their_rows_are_not_resampled():
+    key, values = "lambada/perplexity", [-2.0, -1.0]
+    old = scored("old", [], key, math.exp(1.5), values)
+    first, second = (scored(f"by {one}", [], key, 0.5, one) for one in ([0.0, 1.0], [0.5, None]))
+
+    assert "'old' is only defined for the full set" in why_not_compared((old, old), key)
+    assert why_not_compared((first, first), key) == ""
+    assert "have scores 'lambada/perplexity' for different rows" in why_not_compared(
+        (first, second), key
     )

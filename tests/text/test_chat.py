@@ -306,3 +306,17 @@ def test_what_is_too_long_is_cut_behind_and_asks_for_the_last_answer_that_begins
     assert cut.start == second[0]
     assert cut.learnt == [whole.learnt[0], (second[0], second[0] + 1)]
     assert isinstance(too_long, TooLong)
+
+
+def test_a_chat_that_is_cut_before_the_learnt_part_of_its_answer_is_too_long(tmp_path):
+    thinking = CHATML.replace("{% generation %}", "<think></think>{% generation %}")
+    template = load_template(make_tokenizer(thinking), tmp_path)
+    chat = CHATS["one turn"]
+    (whole,) = template.encode([chat])
+    [(begin, _)] = whole.learnt
+
+    ((too_long,), (cut,)) = (template.encode([chat], max_length=begin + more) for more in (0, 1))
+
+    assert whole.start < begin
+    assert isinstance(too_long, TooLong)
+    assert cut.num_learnt == 1

@@ -4,14 +4,14 @@ import pytest
 
 from redco_flow.errors import UsageError
 from redco_flow.records import write_json
-from redco_flow.tracking.sweep_directory import find_sweep
+from redco_flow.tracking.sweep_directory import find_single_run, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 
 @pytest.fixture
 def workspace(tmp_path):
-    """Two sweeps; one of the two pipelines has a run besides."""
-    for name in ("demo-sweep-abc123", "lone-sweep-xyz789"):
+    """Sweeps of three pipelines; one of these has a run besides."""
+    for name in ("demo-sweep-abc123", "lone-sweep-xyz789", "last-sweep-mmm555"):
         (tmp_path / "sweeps" / name).mkdir(parents=True)
         write_json(tmp_path / "sweeps" / name / "sweep.json", {"points": []})
     (tmp_path / "runs" / "demo-qqq111").mkdir(parents=True)
@@ -30,6 +30,7 @@ def workspace(tmp_path):
         ("demo", None),  # a run begins so, too
         ("demo-qqq111", None),
         ("@last", None),
+        ("last", None),
         ("", None),
         ("[a-z]", None),
         ("other", None),
@@ -47,3 +48,17 @@ def test_a_beginning_of_two_sweeps_lists_them(workspace, tmp_path):
 
     with pytest.raises(UsageError, match="'lone' fits 2 sweeps: lone-sweep-other1, lone-sweep-xyz"):
         find_sweep(workspace, "lone")
+
+
+@pytest.mark.parametrize("text", ["abc123", "demo-sw", "lone"])
+def test_a_sweep_where_one_run_is_meant_is_named_in_full(workspace, text):
+    with pytest.raises(
+        UsageError, match=r"^(demo-sweep-abc123|lone-sweep-xyz789) is a sweep; name"
+    ):
+        find_single_run(workspace, text)
+
+
+@pytest.mark.parametrize("text", [".", "..", "/tmp", "../runs", "x" * 300])
+def test_what_names_neither_run_nor_sweep_is_no_run(workspace, text):
+    with pytest.raises(UsageError, match="no run "):
+        find_single_run(workspace, text)

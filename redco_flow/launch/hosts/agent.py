@@ -29,7 +29,6 @@ from redco_flow.launch.hosts.bootstrap import REMOVAL_LOCK
 from redco_flow.launch.hosts.file_sets import (
     FileSet,
     checkpoint_sets,
-    committed_steps,
     forget_steps,
     put_in_place,
     wanted,
@@ -149,7 +148,7 @@ def steps(request: Request) -> Answer:
 def unfetched(request: Request) -> Answer:
     """Describe the checkpoints after a step."""
     workspace, work = Workspace(Path(request["workspace"])), request["work"]
-    later = [one for one in committed_steps(workspace, work) if one > request["after"]]
+    later = [one for one in workspace.committed_steps(work) if one > request["after"]]
     return {"sets": [one.to_json() for one in checkpoint_sets(workspace, work, later)]}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call
-from redco_flow.launch.hosts.file_sets import FileSet, HashedFile, checkpoint_sets, committed_steps
+from redco_flow.launch.hosts.file_sets import FileSet, HashedFile, checkpoint_sets
 from redco_flow.records import digest_json
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -62,7 +62,7 @@ def collect_inputs(call: Call, workspace: Workspace) -> CallFiles:
         one, sources = data
         sets.append(one)
     work = call.fingerprint[:SHORT_DIGITS]
-    newest = committed_steps(workspace, work)[-_NUM_CHECKPOINTS:]
+    newest = workspace.committed_steps(work)[-_NUM_CHECKPOINTS:]
     sets += checkpoint_sets(workspace, work, newest)
     for one in sets:
         if one.kind != "data":

@@ -20,7 +20,7 @@ from redco_flow.launch.hosts.allocation import EXECUTOR, HostsRecord
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
 from redco_flow.launch.hosts.config import Config
 from redco_flow.launch.hosts.connection import HostConnection
-from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
+from redco_flow.launch.hosts.file_sets import FileSet
 from redco_flow.launch.hosts.follow import is_mirrored, write_record
 from redco_flow.launch.hosts.inventory import Inventory, what_is_missing
 from redco_flow.launch.hosts.ssh import HostRefused
@@ -176,7 +176,7 @@ async def fetch_checkpoints(
         "unfetched",
         workspace=str(connection.workspace.root),
         work=work,
-        after=max(committed_steps(workspace, work), default=0),
+        after=max(workspace.committed_steps(work), default=0),
     )
     for one in answer["sets"]:
         with contextlib.suppress(ArtifactError, HostRefused):  # damaged: another one serves

@@ -21,10 +21,8 @@ from redco_flow.records import copy_file, digest_file, read_json, write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.publishing import Manifest, is_as_written
-from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
+from redco_flow.tracking.workspace import CHECKPOINTS, COMMIT, SHORT_DIGITS, Workspace, check_name
 
-COMMIT = "commit.json"
-_CHECKPOINTS = "checkpoints"
 # The engine's mark of a step whose optimizer state was deleted, and that state's folder.
 _PARAMS_ONLY = "params_only"
 _TRAINING = "training/"
@@ -68,7 +66,7 @@ class FileSet:
         Raises:
             OSError, ValueError, KeyError: the commit is gone or damaged.
         """
-        folder = workspace.work / work / _CHECKPOINTS / str(step)
+        folder = workspace.work / work / CHECKPOINTS / str(step)
         commit, mark = read_json(folder / COMMIT), folder / _PARAMS_ONLY
         files = [HashedFile(**entry) for entry in commit["files"]]
         if mark.exists():
@@ -104,7 +102,7 @@ class FileSet:
             directory = workspace.artifacts / self.name / str(self.record["id"])[:SHORT_DIGITS]
             return directory / "files"
         if self.kind == "checkpoint":
-            return workspace.work / self.name / _CHECKPOINTS / str(int(self.record["step"]))
+            return workspace.work / self.name / CHECKPOINTS / str(int(self.record["step"]))
         return workspace.cache / "data" / self.name
 
     @property
@@ -182,18 +180,12 @@ def checkpoint_sets(workspace: Workspace, work: str, steps: Iterable[int]) -> It
             continue  # just deleted, or damaged: the engine says so when it is asked for it
 
 
-def committed_steps(workspace: Workspace, work: str) -> list[int]:
-    """Return the steps that a work directory has checkpoints of, in order."""
-    found = (workspace.work / work / _CHECKPOINTS).glob(f"*/{COMMIT}")
-    return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())
-
-
 def forget_steps(workspace: Workspace, work: str, kept: Iterable[int]) -> None:
     """Delete the checkpoints that their owner has deleted."""
     keep = set(kept)
-    for step in committed_steps(workspace, work):
+    for step in workspace.committed_steps(work):
         if step not in keep:
-            folder = workspace.work / work / _CHECKPOINTS / str(step)
+            folder = workspace.work / work / CHECKPOINTS / str(step)
             # First the commit: a kill in between must not leave half a checkpoint that counts.
             (folder / COMMIT).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)

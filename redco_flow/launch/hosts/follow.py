@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from redco_flow.launch.hosts.ranks import runners_of
+from redco_flow.launch.hosts.ranks import is_starting, runners_of
 from redco_flow.records import change_mark, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity
@@ -115,7 +115,7 @@ class Follower:
         if self.attempt.rank_exit_path(rank).exists():
             return "ended"
         if runner is None:
-            return "never started"
+            return "running" if is_starting(self.attempt, rank) else "never started"
         if runner.is_alive():
             return "running"
         if runner.boot_id != ProcessIdentity.current().boot_id:

@@ -17,7 +17,7 @@ from typing import Any
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.launch.endings import ClusterWord, judge, read_endings
 from redco_flow.launch.hosts.connection import HostConnection
-from redco_flow.launch.hosts.file_sets import FileSet, committed_steps, forget_steps
+from redco_flow.launch.hosts.file_sets import FileSet, forget_steps
 from redco_flow.launch.hosts.follow import (
     GROWING,
     SECONDS_BETWEEN_WORDS,
@@ -57,7 +57,7 @@ class CheckpointMirror:
             while missing := [
                 step
                 for step in self._steps
-                if step not in committed_steps(workspace, self._job.work)
+                if step not in workspace.committed_steps(self._job.work)
             ]:
                 steps = self._steps
                 answer = await connection.ask(
@@ -126,6 +126,7 @@ class GroupFollowing:
         self._tell = tell
         self._talks: dict[str, Talk] = {}
         self._silent: dict[str, str] = {}
+        self._handed_on: set[tuple[str, bool]] = set()  # by host, whether to kill at once
         self._result: dict[str, Any] | None = None
         self._mirror = CheckpointMirror(job)
 
@@ -151,6 +152,7 @@ class GroupFollowing:
             try:
                 if not connection.is_open:
                     await connection.open()
+                await self._hand_on_cancel(connection)  # what has not begun by now never does
                 fates = await self._listen(connection)
                 self._hear_again(connection)
                 return fates
@@ -228,18 +230,25 @@ class GroupFollowing:
         return {name: read_json(folder / name) for name in names if is_for_all(name)}
 
     async def _hand_on_cancels(self) -> None:
-        """Ask every host to stop its ranks, or to kill them, as cancel.json says."""
-        handed_on: set[tuple[str, bool]] = set()
+        """Tell every host of a request to cancel that comes while it is followed."""
         while True:
-            request = read_json_if_present(self._job.attempt.cancel_path)
-            at_once = bool((request or {}).get("at_once"))
-            for connection in self._job.connections if request is not None else ():
-                if connection.is_open and (connection.label, at_once) not in handed_on:
-                    with contextlib.suppress(HostUnreachable, HostRefused):
-                        attempt = str(self._job.attempt_on(connection))
-                        await connection.ask("end", attempt=attempt, at_once=at_once)
-                        handed_on.add((connection.label, at_once))
+            for connection in self._job.connections:
+                if connection.is_open:
+                    with contextlib.suppress(HostUnreachable):
+                        await self._hand_on_cancel(connection)
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    async def _hand_on_cancel(self, connection: HostConnection) -> None:
+        """Ask a host once to stop its ranks, or to kill them, as cancel.json says."""
+        request = read_json_if_present(self._job.attempt.cancel_path)
+        if request is None:
+            return
+        word = (connection.label, bool(request.get("at_once")))
+        if word not in self._handed_on:
+            with contextlib.suppress(HostRefused):  # as with a full disk: asked again
+                attempt = str(self._job.attempt_on(connection))
+                await connection.ask("end", attempt=attempt, at_once=word[1])
+                self._handed_on.add(word)
 
     def _note_silence(self, connection: HostConnection, error: Exception) -> None:
         """Report why the host cannot be heard: the current reason, not the first one."""

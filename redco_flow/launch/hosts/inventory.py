@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any, TypedDict
 
-from redco_flow.launch.hosts.file_sets import committed_steps
 from redco_flow.launch.hosts.follow import is_mirrored
 from redco_flow.records import read_json, readable_digest
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -52,7 +51,7 @@ def take_inventory(workspace: Workspace, attempt: AttemptDirectory, fingerprint:
         "records": records,
         "digests": digests,
         "has_result": read_result(workspace, fingerprint) is not None,
-        "steps": committed_steps(workspace, workspace.work_directory(fingerprint).name),
+        "steps": workspace.committed_steps(fingerprint),
     }
 
 
@@ -71,7 +70,7 @@ def what_is_missing(
         return ""
     if found["has_result"]:
         return "its result is not in the launcher's workspace"
-    steps = committed_steps(workspace, workspace.work_directory(fingerprint).name)
+    steps = workspace.committed_steps(fingerprint)
     if only_there := [step for step in found["steps"] if step not in steps]:
         return f"its checkpoint {only_there[-1]} is not in the launcher's workspace"
     return ""

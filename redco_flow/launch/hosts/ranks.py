@@ -53,25 +53,28 @@ class RanksOrder:
 def start(order: RanksOrder) -> list[dict[str, Any]]:
     """Start every rank that has not been started yet; return all their identities.
 
+    No rank of a cancelled attempt is started: `begin` may arrive after `end`.
+
     Raises:
         StageFailed: a rank did not come up; has the end of its log.
         OSError: the directory cannot be written; names the path.
     """
     attempt = AttemptDirectory(Path(order.attempt))
     attempt.logs.mkdir(exist_ok=True)
-    for rank_info in order.rank_infos:
-        _start_rank(attempt, order, RankInfo(**rank_info))
-    return [_wait_for_runner(attempt, rank_info["rank"]) for rank_info in order.rank_infos]
+    rank_infos = [RankInfo(**rank_info) for rank_info in order.rank_infos]
+    started = [one.rank for one in rank_infos if _start_rank(attempt, order, one)]
+    return [_wait_for_runner(attempt, rank) for rank in started]
 
 
 def stop(attempt: AttemptDirectory, *, at_once: bool) -> None:
     """Ask this host's ranks to stop, and leave nothing that runs without its rank's supervisor.
 
+    A rank that has not been started yet will not start.
+
     Args:
         at_once: kill them instead.
     """
-    if not attempt.path.is_dir():
-        return
+    attempt.path.mkdir(parents=True, exist_ok=True)
     write_json(attempt.cancel_path, {"time": utc_now()})
     runners = [one for _, one in runners_of(attempt) if one.is_alive()]
     for runner in runners:
@@ -88,13 +91,28 @@ def runners_of(attempt: AttemptDirectory) -> Iterator[tuple[int, ProcessIdentity
             yield int(path.parent.name), ProcessIdentity.from_json(record)
 
 
-def _start_rank(attempt: AttemptDirectory, order: RanksOrder, rank_info: RankInfo) -> None:
+def is_starting(attempt: AttemptDirectory, rank: int) -> bool:
+    """Whether a process holds a rank's lock; it may not have written runner.json yet."""
+    try:
+        lock = open_no_link(attempt.rank_directory(rank) / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _take(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def _start_rank(attempt: AttemptDirectory, order: RanksOrder, rank_info: RankInfo) -> bool:
+    """Start a rank; say whether it was ever started, now or before."""
     folder = attempt.rank_directory(rank_info.rank)
     folder.mkdir(parents=True, exist_ok=True)
     lock = open_no_link(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
-        if not _take(lock) or (folder / "runner.json").exists():
-            return  # it runs, or has run
+        if not _take(lock, fcntl.LOCK_EX) or (folder / "runner.json").exists():
+            return True  # it runs, or has run
+        if attempt.cancel_path.exists():
+            return False
         environment = {
             **os.environ,
             **order.environment,
@@ -114,11 +132,12 @@ def _start_rank(attempt: AttemptDirectory, order: RanksOrder, rank_info: RankInf
             )
     finally:
         os.close(lock)
+    return True
 
 
-def _take(lock: int) -> bool:
+def _take(lock: int, kind: int) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -161,10 +180,16 @@ def main(arguments: list[str]) -> int:
     """Say who runs the rank, then run it."""
     options = _parse(arguments)
     rank_info = RankInfo.from_environment(os.environ)
-    folder = AttemptDirectory(options.attempt).rank_directory(rank_info.rank)
-    write_json(folder / "runner.json", ProcessIdentity.current().to_json())
-    limits = Limits(options.stall_seconds, options.grace_seconds)
-    return supervise(options.attempt, rank_info, limits, seconds_to_end=options.walltime_seconds)
+    attempt = AttemptDirectory(options.attempt, rank_info.rank)
+    runner = attempt.rank_directory(rank_info.rank) / "runner.json"
+    write_json(runner, ProcessIdentity.current().to_json())
+    return supervise(
+        options.attempt,
+        rank_info,
+        Limits(options.stall_seconds, options.grace_seconds),
+        seconds_to_end=options.walltime_seconds,
+        heeds_cancel=attempt.cancel_path.exists(),  # `stop` may have missed the new runner.json
+    )
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -221,6 +221,7 @@ class JobStart:
     async def _begin_on(self, connection: HostConnection) -> None:
         async with self._preparing(connection):
             brought = {} if self._job.record.is_shared else await self._bring(connection)
+        self._raise_if_cancelled()
         self._may_have_begun = True  # also where no answer comes
         answer = await connection.ask(
             "begin",
@@ -288,8 +289,9 @@ class JobStart:
         for connection in self._job.connections:
             with contextlib.suppress(RedcoFlowError):
                 if connection.is_open:
-                    attempt = str(self._job.attempt_on(connection))
-                    await connection.ask("end", attempt=attempt, at_once=True)
+                    if self._may_have_begun:
+                        attempt = str(self._job.attempt_on(connection))
+                        await connection.ask("end", attempt=attempt, at_once=True)
                     await connection.ask(
                         "release", directory=connection.directory, owner=self._job.owner
                     )

@@ -34,7 +34,7 @@ class LocalJob(CallJob):
 
     @cached_property
     def _supervisor(self) -> ProcessIdentity:
-        return ProcessIdentity.from_json(self._record.get("supervisor", {}))
+        return ProcessIdentity.from_json(self._record["supervisor"])
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what the process table says."""
@@ -128,6 +128,7 @@ def reattach(record: Mapping[str, Any]) -> LocalJob:
     Raises:
         ValueError, KeyError: it is not a local job's record.
     """
+    ProcessIdentity.from_json(record["supervisor"])  # a bad one is refused here
     return LocalJob(record["attempt"], record["job_id"], record=record)
 
 

@@ -68,6 +68,8 @@ _CONCERN_LIMITS = ("time", "partition", "account", "qos", "clusters", *_DECIDES)
 _MIN_SECONDS_OF_LAUNCHER = 300  # until its warning, which Slurm may send a minute earlier
 _SHORT_FLAGS = {"H": "hold", "k": "no-kill", "O": "overcommit", "s": "oversubscribe", "W": "wait"}
 _REFUSED = {
+    "clusters": "jobs of another cluster cannot be followed or cancelled from this one: remove it, "
+    "and run redco-flow on that cluster's login node, or with SLURM_CONF set to its slurm.conf",
     "job-name": "a job is recognised by its own name: remove it (--comment can hold a text for "
     "people)",
     "array": "the stage would run once in each task: remove it (num_shards of preprocess makes an "
@@ -263,6 +265,8 @@ class Config(ExecutorConfig):
         Raises:
             DoesNotFit: says why, and what to change.
         """
+        if "clusters" in self._given():  # in the record of a run of an earlier version
+            raise DoesNotFit(f"slurm.options: --clusters: {_REFUSED['clusters']}.")
         processes, gpus = resources.processes_per_host, resources.gpus_per_host
         if self.gpu_option == "gpus-per-task" and gpus % processes:
             raise DoesNotFit(
@@ -316,8 +320,6 @@ class Config(ExecutorConfig):
         """
         from redco_flow.launch.slurm.limits import ask_site
 
-        if self.names_clusters:
-            return [], ["slurm.options name clusters, whose limits are not checked"]
         site, request = ask_site(environ), self.request(resources)
         notes = [f"limits of the Slurm site that are not checked: {one}" for one in site.unknown]
         if note := site.array_note(request):
@@ -327,11 +329,6 @@ class Config(ExecutorConfig):
             return problems, notes
         changes = f"unless the site's {site.submit_plugins} changes the request"
         return [], [*notes, *(f"{'.'.join(path)}: {text} ({changes})" for path, text in problems)]
-
-    @property
-    def names_clusters(self) -> bool:
-        """Whether `options` send jobs to other clusters than the commands ask."""
-        return "clusters" in self._given()
 
     def request(self, resources: JobResources) -> Request:
         """Return a job's request with what chooses its limits; `options` come last, and win."""

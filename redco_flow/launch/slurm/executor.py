@@ -172,10 +172,11 @@ class SlurmExecutor(ChainingExecutor):
         upstream: Sequence[CallJob] = (),
         after_end: Sequence[CallJob] = (),
     ) -> CallJob:
-        """As `ChainingExecutor.submit_pack`, with `--dependency=afterany` on all jobs.
+        """As `ChainingExecutor.submit_pack`, with dependencies as of `submit_call_after`.
 
         Raises:
-            StageFailed: Slurm refuses it.
+            OSError: `folder` exists, or cannot be written.
+            StageFailed: Slurm refuses it, or never got an upstream job.
             ClusterUnreachable: Slurm's commands are not here.
         """
         for one in attempts:
@@ -192,18 +193,23 @@ class SlurmExecutor(ChainingExecutor):
         ]
         job = AttemptDirectory(folder.absolute())
         submission = self._packed(job, title, stages)
+        upstream, after_end = _with_ids(upstream), _known(after_end)
+        # The job's own comes first: of attempts with a record, that of their job can be seen.
         records = {
-            one: self._record(one, submission.job_name)
-            | {"pack": str(job.path)}
-            | _group([*earlier[one], one, *later[one]])
-            for one in attempts
+            job: self._record(job, submission.job_name)
+            | {"members": [str(one.path) for one in attempts]}
+            | {"waits_for": {str(one.attempt.path): one.job_id for one in upstream}}
         }
-        record = self._record(job, submission.job_name)
-        records[job] = record | {"members": [str(one.path) for one in attempts]}
-        waits_for = _known([*upstream, *after_end])
+        for turn, one in enumerate(attempts):
+            records[one] = (
+                self._record(one, submission.job_name)
+                | {"pack": str(job.path), "turn": turn}
+                | _group([*earlier[one], one, *later[one]])
+            )
 
         def sbatch() -> str:
-            waiting = replace(submission, after_end=_without_ended(waits_for))
+            must_complete, must_end = _dependencies(upstream, after_end)
+            waiting = replace(submission, upstream=must_complete, after_end=must_end)
             write_text(job.path / SCRIPT, render(waiting))
             return queue.submit(job.path / SCRIPT, self._job_environment(job))
 
@@ -212,6 +218,7 @@ class SlurmExecutor(ChainingExecutor):
                 (one.path / JOB_LOG).parent.mkdir(parents=True, exist_ok=True)
                 write_json(one.job_path, its | {"job_id": job_id})
 
+        job.path.mkdir(parents=True)  # so that no other job gets this name, whatever happens now
         write_records("")
         try:
             job_id = sbatch()
@@ -253,7 +260,7 @@ class SlurmExecutor(ChainingExecutor):
 
     def _array_size(self, resources: JobResources) -> int | None:
         """Return how many tasks each array of a stage has; None where one array has them all."""
-        if not resources.shards or self._config.names_clusters:
+        if not resources.shards:
             return None
         return ask_site(self._environment).array_size(self._config.request(resources))
 
@@ -349,7 +356,7 @@ class SlurmExecutor(ChainingExecutor):
         after_end: Sequence[CallJob],
         then: Sequence[AttemptDirectory] = (),
     ) -> str:
-        waits_for = (_without_ended(upstream, completed=True), _without_ended(after_end))
+        waits_for = _dependencies(upstream, after_end)
         calls = [(one, read_call(one.call_path)) for one in then]
         stages = [StageToRender(one, _title_of(its), its.resources) for one, its in calls]
         submission = self._submission(attempt, _title_of(call), call.resources, *waits_for, stages)
@@ -485,15 +492,24 @@ def _known(jobs: Sequence[CallJob]) -> list[CallJob]:
     return found
 
 
-def _without_ended(jobs: Sequence[CallJob], *, completed: bool = False) -> tuple[str, ...]:
-    """Return the ids of jobs that others can wait for: Slurm forgets those that have ended.
+def _dependencies(
+    upstream: Sequence[CallJob], after_end: Sequence[CallJob]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the ids of jobs that must have completed, and of those that must only have ended.
 
-    Args:
-        completed: leave out only those that completed.
+    Slurm forgets those that have: they are left out. A packed job fails with any of its stages,
+    so that of an upstream stage must only end, and the worker looks whether the stage completed.
     """
-    found = [(job.job_id, job.attempt.cause) for job in jobs]
-    left = [id for id, cause in found if cause is None or (completed and cause != Cause.COMPLETED)]
-    return tuple(dict.fromkeys(left))  # stages of one group have one job
+    open_upstream = [one for one in upstream if one.attempt.cause is not Cause.COMPLETED]
+    packed = [one for one in open_upstream if "pack" in one.record()]
+    must_complete = [one.job_id for one in open_upstream if "pack" not in one.record()]
+    at_work = [one.job_id for one in (*packed, *after_end) if not _has_ended(one)]
+    return tuple(dict.fromkeys(must_complete)), tuple(dict.fromkeys(at_work))
+
+
+def _has_ended(job: CallJob) -> bool:
+    """Whether a job has ended, with all of its stages if it runs those of several runs."""
+    return job.whole_has_ended if isinstance(job, SlurmJob) else job.attempt.cause is not None
 
 
 def _write_records(

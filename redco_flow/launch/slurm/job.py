@@ -65,7 +65,9 @@ from redco_flow.records import (
 )
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.sweep_directory import SweepDirectory
 
 _UNKNOWN = "unknown"
 _SECONDS_TO_CONFIRM_CANCELLED = 3.0
@@ -76,7 +78,12 @@ _LOG_END_BYTES = 1000
 _LEFT_OVER = ExitRecord(
     exit_code=None,
     cause=Cause.NEVER_SUBMITTED,
-    message="the packed job ended before its turn; another one runs it.",
+    message="the packed job ended before its turn; another job runs it.",
+)
+_CANCELLED_IN_QUEUE = ExitRecord(
+    exit_code=None,
+    cause=Cause.CANCELLED,
+    message="it was cancelled while its packed job waited in the queue.",
 )
 
 
@@ -141,13 +148,9 @@ class SlurmJob(CallJob):
 
     def _status_of_job(self) -> JobStatus:
         if self._vanishing is not None:  # it may have ended, and NFS not show its records yet
-            ranks = self.attempt.path / "ranks"
-            for folder in (self.attempt.path, ranks, *ranks.glob("*/")):
-                list_directory(folder)
-        if status := status_from_files(self.attempt):
+            self._list_records()
+        if status := status_from_files(self.attempt) or self._end_with_pack():
             return status
-        if self._pack is not None and self._pack.exit_path.exists() and not self._has_begun():
-            return self._write_ending(_LEFT_OVER)
         if status := self.search():
             return status
         if self._is_to_be_ended:
@@ -163,6 +166,9 @@ class SlurmJob(CallJob):
             self._release_if_held(entry)
             status = live_status(entry, view.problem)
             self._was_pending = status.state is State.PENDING
+            if self._was_pending and self._pack is not None and self.attempt.cancel_path.exists():
+                # The script does not begin it, or once more after a requeue: it has an end.
+                return self._write_ending(_CANCELLED_IN_QUEUE)
             return status
         if entry is None and view.asked_at < self._followed_since:
             return self._unasked(view.problem or "Slurm has not been asked yet")
@@ -189,6 +195,21 @@ class SlurmJob(CallJob):
                 return self._forgotten()
             return live_status(entry, view.problem)
         return self._write_ending(self._judge(word_of(entry, self._job_log_end())))
+
+    def _list_records(self) -> None:
+        ranks = self.attempt.path / "ranks"
+        for folder in (self.attempt.path, ranks, *ranks.glob("*/")):
+            list_directory(folder)
+
+    def _end_with_pack(self) -> JobStatus | None:
+        """The end of a stage whose packed job is known to have ended before its turn."""
+        record = self._pack.read_exit() if self._pack is not None else None
+        if record is None:
+            return None
+        self._list_records()
+        if status := status_from_files(self.attempt):
+            return status
+        return None if self._has_begun() else self._write_ending(record)
 
     def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
         """Have Slurm end the job: SIGTERM to its ranks and, after its KillWait, SIGKILL.
@@ -223,17 +244,34 @@ class SlurmJob(CallJob):
         write_json(self.attempt.cancel_path, request)  # its script and its ranks look for it
         if not self._has_begun():
             self._write_ending(never_began("it was cancelled before its turn in a packed job"))
-        has_ended = [one.exit_path.exists() or one.cancel_path.exists() for one in self._members]
-        if has_ended and all(has_ended) and (self._knows_id() or self._find()):
+        paths = self._member_paths
+        # A sweep cancels the last first, so this ends at the first one, until all are cancelled.
+        members = map(AttemptDirectory, map(Path, paths))
+        is_last = all(one.exit_path.exists() or one.cancel_path.exists() for one in members)
+        if paths and is_last and (self._knows_id() or self._find()):
             self._end(at_once=bool(request["at_once"]))
 
-    @functools.cached_property
+    @property
+    def whole_has_ended(self) -> bool:
+        """Whether the records of all stages that the job runs have their ends."""
+        if self._pack is None:
+            return self.attempt.cause is not None
+        paths = self._member_paths
+        members = map(AttemptDirectory, map(Path, reversed(paths)))
+        has_ended = bool(paths) and all(one.exit_path.exists() for one in members)
+        return has_ended or self._pack.exit_path.exists()
+
+    @property
     def _members(self) -> list[AttemptDirectory]:
         """The attempts that the job runs up to this one; of a packed job, all of them."""
         if self._pack is None:
             return [*self._earlier, self.attempt]
-        members = self._record_of_pack().get("members", ())
-        return [AttemptDirectory(Path(path)) for path in members]
+        return [AttemptDirectory(Path(path)) for path in self._member_paths]
+
+    @property
+    def _member_paths(self) -> Sequence[str]:
+        """The packed attempts, in the order of their turns; none where their list is not seen."""
+        return self._record_of_pack().get("members") or ()
 
     def _record_of_pack(self) -> Mapping[str, Any]:
         """job.json of the packed job as a whole; empty where there is none."""
@@ -305,6 +343,8 @@ class SlurmJob(CallJob):
 
     def _seconds_to_confirm(self, state: str, view: QueueView) -> float:
         """Seconds for which Slurm must report a job as ended before it counts as ended."""
+        if None in self._lacking_upstream():
+            return SECONDS_TO_SEE_RECORDS
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
         if not view.entries:
@@ -367,8 +407,11 @@ class SlurmJob(CallJob):
         if self._find(view):
             self._is_to_be_ended = is_cancelled
             return None
-        if reason := self._record_of_pack().get("waiting"):  # the sweep's process submits it
-            text = f"waiting: {reason}"
+        if status := self._end_with_pack():
+            return status
+        reason = self._record_of_pack().get("waiting")
+        if reason and self._pack is not None and find_holder(_sweep_of(self._pack)) is not None:
+            text = f"waiting: {reason}"  # the sweep's process submits it
             return JobStatus(State.PENDING, message=text, source="job.json", news=text)
         is_sure = bool(view.entries or self._limit)
         seconds = SECONDS_TO_APPEAR if is_sure else _SECONDS_TO_APPEAR_IN_EMPTY
@@ -393,6 +436,8 @@ class SlurmJob(CallJob):
             job_id = resubmission.try_again()
         except StageFailed as refusal:
             self._resubmission = None
+            self._record.pop("waiting", None)
+            write_json(self.attempt.job_path, self._record)
             never = ExitRecord(exit_code=None, cause=Cause.NEVER_SUBMITTED, message=str(refusal))
             return self._write_ending(never)
         self._followed_since = self._queue.clock()
@@ -468,7 +513,7 @@ class SlurmJob(CallJob):
                 self._end()  # of a queue that shows too little
             except ClusterUnreachable as error:
                 return JobStatus(State.PENDING, message=f"is not in the queue; {error}")
-            return self._write_ending(never_began(why))
+            return self._write_ending(_LEFT_OVER if self._lacking_upstream() else never_began(why))
         why = (
             f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "
             f"wrote no exit.json: it was cancelled, or its nodes went down, while no launcher "
@@ -496,11 +541,32 @@ class SlurmJob(CallJob):
         )
 
     def _is_left_over(self, word: ClusterWord) -> bool:
-        """Whether a packed job ended after others had begun and before this; not by scancel."""
+        """Whether a packed job ended after others had begun and before this; not by scancel.
+
+        Or before all, because it was to wait for a stage that has failed.
+        """
         if self._pack is None or self._has_begun() or self.attempt.cancel_path.exists():
             return False
+        if self._lacking_upstream():
+            return True
         is_cancelled = word.decided is not None and word.decided[0] is Cause.CANCELLED
         return not is_cancelled and any(one.ranks_with_logs() for one in self._members)
+
+    def _lacking_upstream(self) -> set[Cause | None]:
+        """Causes of ends without a result, of stages for which the whole packed job waits.
+
+        None: Slurm says that such a job has ended, and there is no record of that yet.
+        """
+        entries = self._queue.look().entries.values()
+        live = [one for one in entries if not is_terminal(one) or one.state == "COMPLETED"]
+        live_ids = {one.job_id.partition("_")[0] for one in live}  # also those of arrays
+        found: set[Cause | None] = set()
+        for path, job_id in self._record_of_pack().get("waits_for", {}).items():
+            list_directory(Path(path))
+            cause = AttemptDirectory(Path(path)).cause
+            if cause is not Cause.COMPLETED and (cause is not None or job_id not in live_ids):
+                found.add(cause)
+        return found
 
     def _has_heartbeat(self) -> bool:
         return sum(one.is_alive() for one in self._heartbeats) > 0  # each is to look
@@ -511,10 +577,11 @@ class SlurmJob(CallJob):
 
     def _write_ending(self, record: ExitRecord) -> JobStatus:
         if not self.attempt.exit_path.exists():
-            if record.cause is Cause.NEVER_SUBMITTED and self._pack is not None:
-                write_exit(self._pack, record)  # so others know at once, and are packed together
+            pack = self._pack if record.cause is Cause.NEVER_SUBMITTED else None
+            if pack is not None and not pack.exit_path.exists():
+                write_exit(pack, record)  # so others know at once, and are packed together
             write_exit(self.attempt, record)
-            if record.cause is not Cause.COMPLETED:
+            if record.cause is not Cause.COMPLETED and pack is None:
                 end_later_stages(self._later, self.attempt, record.cause)
         # What another host wrote first counts, but may not be visible here yet.
         return status_from_files(self.attempt) or JobStatus.ended(record, "exit.json")
@@ -525,6 +592,11 @@ class SlurmJob(CallJob):
             with contextlib.suppress(OSError):
                 texts.append(read_log_end(path / JOB_LOG, _LOG_END_BYTES))
         return redact_text("\n".join(texts), secret_values(os.environ)).strip()
+
+
+def _sweep_of(pack: AttemptDirectory) -> SweepDirectory:
+    """The sweep whose process submits a packed job."""
+    return SweepDirectory(pack.path.parents[1])
 
 
 def _modified_at(path: Path) -> float | None:

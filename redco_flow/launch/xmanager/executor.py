@@ -20,6 +20,7 @@ from redco_flow.launch.xmanager.config import INSTALL, Config, require_xmanager
 from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, WorkUnit, XManagerJob, render
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.process_identity import ProcessIdentity
 
 _NEEDED = ("xmanager", "kubernetes", "protobuf")
 _IMPORT = (
@@ -123,4 +124,5 @@ def reattach(record: Mapping[str, Any]) -> XManagerJob:
     Raises:
         ValueError, KeyError: it is not such a job's record.
     """
+    ProcessIdentity.from_json(record["launcher"])  # a bad one is refused here
     return XManagerJob(record["attempt"], record["job_id"], record=record)

@@ -70,7 +70,7 @@ class XManagerJob(CallJob):
 
     @cached_property
     def _launcher(self) -> ProcessIdentity:
-        return ProcessIdentity.from_json(self._record.get("launcher", {}))
+        return ProcessIdentity.from_json(self._record["launcher"])
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what the process table says.

@@ -27,7 +27,6 @@ from redco_flow.orchestrate.checkpoints.chat import CannotConverse, Chat, Proces
 from redco_flow.orchestrate.http_server import LOOPBACK, BadRequest, HttpServer, RequestHandler
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
-_LEAST_TEMPERATURE = 1e-5
 _NUM_SEEDS = 1 << 31
 
 
@@ -98,7 +97,7 @@ class _Settings(BaseModel):
     def question(self) -> dict[str, Any]:
         """The fields of `conversation.Question` that are not the prompt's."""
         changes: dict[str, Any] = {"temperature": None}
-        if self.temperature >= _LEAST_TEMPERATURE:  # logits are divided by it, in float32
+        if self.temperature:
             changes = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         if (limit := self.limit) is not None:
             changes["max_new_tokens"] = limit

@@ -263,7 +263,8 @@ class JobChain:
     def note_packed(self, job: CallJob) -> None:
         """Write into the run's state that a packed job is to run its attempts."""
         for stage, attempt in self._known.current.items():
-            if (attempt.read_job() or {}).get("pack") != str(job.paths.folder):
+            is_own = not self._known.is_of_another_run(attempt)
+            if not is_own or (attempt.read_job() or {}).get("pack") != str(job.paths.folder):
                 continue
             text = f"job {job.job_id} runs it in its turn"
             if job.is_unsubmitted:

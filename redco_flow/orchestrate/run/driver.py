@@ -83,7 +83,7 @@ class Driver:
         """Take a run's lease and drive it in threads; the options are those of `RunSession`.
 
         Raises:
-            UsageError: the run has an orchestrator, or was cancelled before this process had begun.
+            UsageError: the run has an orchestrator, or has ended.
             DamagedRecord: its lease or state cannot be read.
             OSError: its directory cannot be written; names the path.
         """

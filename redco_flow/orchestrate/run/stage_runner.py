@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.call import read_call, with_inputs, write_call
-from redco_flow.launch.hosts.file_sets import committed_steps
 from redco_flow.orchestrate.run.ahead import JobChain
 from redco_flow.orchestrate.run.attempts import (
     AttemptFollower,
@@ -266,7 +265,7 @@ class StageRunner:
         if attempt is None or attempt.read_result() is not None:
             return
         workspace = self._context.workspace
-        if committed_steps(workspace, workspace.work_directory(digest).name):
+        if workspace.committed_steps(digest):
             return  # an earlier attempt with these ingredients is continued
         call = attempt.read_call() or {}
         if call.get("ingredients") and call["fingerprint"] not in ("", digest):

@@ -23,7 +23,6 @@ from redco_flow import __version__
 from redco_flow.errors import DoesNotFit, RedcoFlowError, UsageError
 from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.disk_reserve import refuse_full_disk
-from redco_flow.launch.hosts.file_sets import committed_steps
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.ingredients import CodeState, digested_directories
 from redco_flow.orchestrate.run.launcher import (
@@ -434,8 +433,7 @@ def _committed_steps(call: Call) -> list[int]:
         fingerprint = with_inputs(call).fingerprint
     except UpstreamMissing:
         return []  # of a run ahead whose inputs were never made
-    workspace = Workspace(Path(call.workspace))
-    return committed_steps(workspace, workspace.work_directory(fingerprint).name)
+    return Workspace(Path(call.workspace)).committed_steps(fingerprint)
 
 
 def _version(run: RunDirectory) -> str:

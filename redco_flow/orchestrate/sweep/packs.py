@@ -2,7 +2,8 @@
 
 A pack is submitted when the cluster has taken the one before it. Each point keeps its run, attempts
 and records. What the points of several packs share is submitted as jobs of its own. Points that a
-job leaves over, because its time or its node was gone, are packed again.
+job leaves over, because its time or its node was gone or what they share has failed, are packed
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from redco_flow.orchestrate.run.cancel import Log, has_ended
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.ingredients import Sources
 from redco_flow.orchestrate.sweep.submission import SweptRun, resolve_lost_ids, take_runs
-from redco_flow.records import read_json, write_json
+from redco_flow.records import read_json, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
@@ -53,11 +54,27 @@ class Packs:
         self._unsubmitted: CallJob | None = None
         self._its_runs: list[RunDirectory] = []
         self._refused: list[AttemptDirectory] = []
+        self._were_put_back: set[tuple[str, str]] = set()
 
-    def put_back(self, runs: Sequence[RunDirectory]) -> None:
-        """Pack points again whose job has ended before their turn."""
-        self._log(f"{len(runs)} points are left over by their job, and are packed again")
-        self._left.extend(runs)
+    def put_back(self, runs: Sequence[RunDirectory], pack: str) -> bool:
+        """Pack points again whose job has ended before their turn; return whether there are any.
+
+        Each is packed again once for a job: one that could not be is left to its orchestrator. So
+        is one of a second job in which no stage has completed.
+
+        Args:
+            pack: the job's directory.
+        """
+        members = (read_json_if_present(Path(pack) / "job.json") or {}).get("members", ())
+        has_made = any(AttemptDirectory(Path(one)).result_path.exists() for one in members)
+        keys = {(run.id, pack if has_made else ""): run for run in runs}
+        again = [run for key, run in keys.items() if key not in self._were_put_back]
+        self._were_put_back.update(keys)
+        if again:
+            text = f"points that {pack} has left over are packed again"
+            self._log(f"{text}: {', '.join(run.id for run in again)}")
+        self._left.extend(again)
+        return bool(again)
 
     @property
     def held(self) -> set[str]:
@@ -97,7 +114,12 @@ class Packs:
             try:
                 job = self._submit_pack(points, pack)
             except (RedcoFlowError, OSError) as error:  # its runs try again, each alone
-                self._log(f"a job of {num_packed} points could not be submitted: {error}")
+                runs = ", ".join(point.run.id for point in points)
+                self._log(f"the job of these points could not be submitted: {runs}: {error}")
+                unsubmitted = {*pack}
+                self._makers = {
+                    key: one for key, one in self._makers.items() if one not in unsubmitted
+                }
                 return
             for point in points:
                 point.session.note_packed(job)
@@ -105,7 +127,7 @@ class Packs:
         text = f"is job {job.job_id}"
         if job.is_unsubmitted:
             self._unsubmitted, text = job, job.status().message
-        self._log(f"pack {job.paths.folder.name}, of {num_packed} points: {text}")
+        self._log(f"pack {job.paths.folder.name} (points: {num_packed}) {text}")
 
     def _open_next(self, number: int, leases: ExitStack) -> deque[SweptRun]:
         """Take the next runs; those whose jobs' ids were lost are looked up together."""

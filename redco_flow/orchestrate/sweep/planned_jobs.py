@@ -21,7 +21,7 @@ from redco_flow.spec.sweep_points import Point
 from redco_flow.tracking.results import fingerprint
 from redco_flow.tracking.workspace import Workspace
 
-_MAX_STAGES_OF_JOB = 1000  # its script has about 3 kB for each, and Slurm takes 4 MiB
+_MAX_STAGES_OF_JOB = 500  # its script has about 3 kB for each, more with long paths; 4 MiB at most
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ def check_packs(
             texts.append(f"it would run {len(each)} stages, and may run {_MAX_STAGES_OF_JOB}")
         if texts:
             raise UsageError(
-                f"--points-per-job {points_per_job}: the job of {len(pack)} points cannot be "
-                f"submitted: {'; '.join(texts)}. A smaller number asks for less."
+                f"--points-per-job {points_per_job}: such a job cannot be submitted: "
+                f"{'; '.join(texts)}. A smaller number asks for less."
             )
 
 

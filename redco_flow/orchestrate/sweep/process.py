@@ -99,8 +99,7 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
             seconds = _PAUSE_PER_LOOK * (time.monotonic() - looked_at)
             driver.wait_for_an_end(max(_POLL_SECONDS, seconds))
             continue
-        if packs is not None and (left_over := _left_over_with(ready, waiting, jobs)):
-            packs.put_back(left_over)
+        if packs is not None and _put_back(ready, waiting, jobs, packs):
             continue
         waiting.remove(ready)
         # It may have been cancelled while it waited. The retry budgets apply to what ended before.
@@ -118,7 +117,7 @@ def _next_ready(
     """Return a run that may start: at any time, or when its jobs need an orchestrator."""
     waiting_packs: set[str] = set()  # whose next point has not begun
     held = packs.held if packs is not None else ()
-    for run in waiting:
+    for run in sorted(waiting, key=lambda one: jobs[one.id].turn if one.id in jobs else 0):
         if run.id in held:
             continue
         known = jobs.get(run.id)
@@ -133,17 +132,20 @@ def _next_ready(
     return None
 
 
-def _left_over_with(
-    run: RunDirectory, waiting: Sequence[RunDirectory], jobs: Mapping[str, PointJobs]
-) -> list[RunDirectory]:
-    """Return a run and others whose packed job has ended before their turn; none where it has not.
+def _put_back(
+    run: RunDirectory, waiting: Sequence[RunDirectory], jobs: Mapping[str, PointJobs], packs: Packs
+) -> bool:
+    """Have a run whose packed job has ended before its turn packed again, and others with it.
 
-    They are packed again together.
+    Returns:
+        Whether it is.
     """
-    if run.id not in jobs or not jobs[run.id].are_left_over:
-        return []
+    its = jobs.get(run.id)
+    if its is None or its.pack is None or has_ended(run) or not its.are_left_over:
+        return False
     known = [(one, jobs[one.id]) for one in waiting if one.id in jobs]
-    return [one for one, its in known if its.pack == jobs[run.id].pack and its.are_left_over]
+    left = [one for one, others in known if others.pack == its.pack and others.are_left_over]
+    return packs.put_back(left, its.pack)
 
 
 def _submit(

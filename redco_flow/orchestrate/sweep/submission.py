@@ -48,10 +48,16 @@ class PointJobs:
         return next((one.record()["pack"] for one in self._own if "pack" in one.record()), None)
 
     @property
+    def turn(self) -> int:
+        """The place of the point's first stage in its packed job; 0 where it has none."""
+        return min((one.record().get("turn", 0) for one in self._own), default=0)
+
+    @property
     def are_left_over(self) -> bool:
         """Whether the point's packed job has ended before its turn, so it needs another one."""
-        ends = [one.status().cause for one in self._own if "pack" in one.record()]
-        return None not in ends and Cause.NEVER_SUBMITTED in ends and Cause.COMPLETED not in ends
+        packed = {one.status().cause for one in self._own if "pack" in one.record()}
+        others = {one.status().cause for one in self._own if "pack" not in one.record()}
+        return packed == {Cause.NEVER_SUBMITTED} and others <= {None, Cause.COMPLETED}
 
     def need_orchestrator(self) -> bool:
         """Whether a job of the point's own has begun; of a point without, all others' have ended.

@@ -42,8 +42,10 @@ class Config(StageConfig):
             similarity of their shingles); 1 drops equal ones alone; null none.
         shingle_words: neighbouring words of a shingle.
         contamination_words: drop a row that shares this number of consecutive words with a row of
-            an evaluation split or, where its texts are all shorter, has the same texts; null none.
-        min_words, max_words: drop shorter and longer rows.
+            an evaluation split or, where that one's texts are all shorter, ends with the same
+            texts; null none.
+        min_words, max_words: drop shorter and longer rows. System messages of conversations count
+            in none of these filters.
         min_letter_share: drop a row where fewer of the words have a letter in them.
         max_symbol_share: drop a row with more hash signs and ellipses per word.
         max_repeated_share: drop a row where the commonest three words in a row, if they come more

@@ -126,9 +126,9 @@ def _dropped(
             yield found
     if num_unspaced > min(num_rows.get(_TRAIN, 0), _NUM_LOOKED_AT) / 2:
         logger.warning(
-            "most texts are in a script without spaces, of which all between two punctuation marks "
-            "counts as one word: hardly a text but an equal one is found to repeat another, and "
-            "limits in words mean little."
+            "most texts are in a script without spaces. All text between two punctuation marks "
+            "counts as one word there, so only equal texts are found as duplicates, and limits in "
+            "words mean little."
         )
 
 

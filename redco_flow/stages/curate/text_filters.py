@@ -89,31 +89,36 @@ class EvaluationTexts:
         self._size = size
         self._rows: dict[int, str] = {}
         self._short: dict[int, str] = {}
+        self._short_sizes: set[int] = set()
 
     def add(self, row_id: str, texts: Iterable[str]) -> None:
         """Take in a row's texts."""
         by_text = list(map(words_of, texts))
         if short := self._short_row(by_text):
             self._short.setdefault(_hash64(short), row_id)
+            self._short_sizes.add(len(by_text))
         for gram in (gram for words in by_text for gram in self._grams(words)):
             self._rows.setdefault(_hash64(gram), row_id)
 
     def twin_of(self, texts: Sequence[Sequence[str]]) -> Twin | None:
-        """Return a row that has an n-gram of these, or, where all are shorter, the same words.
+        """Return a row that has an n-gram of these, or whose texts are shorter and end these.
+
+        Of a row with one text that text has to be all: a short answer alone is in many rows.
 
         Args:
             texts: the words of each.
         """
-        short = self._short_row(texts)
-        if short and (row_id := self._short.get(_hash64(short))):
-            return Twin(row_id, short)
+        for size in self._short_sizes:
+            short = self._short_row(texts[-size:]) if len(texts) == size or size > 1 else ""
+            if short and (row_id := self._short.get(_hash64(short))):
+                return Twin(row_id, short)
         for gram in (gram for words in texts for gram in self._grams(words)):
             if row_id := self._rows.get(_hash64(gram)):
                 return Twin(row_id, gram)
         return None
 
     def _short_row(self, texts: Sequence[Sequence[str]]) -> str:
-        """Return all texts of a row without n-grams; a short answer alone is in many rows."""
+        """Return all of these texts where none has an n-gram, and empty text where one has."""
         is_short = any(texts) and all(len(words) < self._size for words in texts)
         return "\n".join(map(" ".join, texts)) if is_short else ""
 

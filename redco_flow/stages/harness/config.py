@@ -37,7 +37,8 @@ class Config(StageConfig):
         max_gen_toks: tokens to generate at most where a task does not say it.
         bootstrap_iters: draws for the standard errors of pooled metrics.
         confirm_run_unsafe_code: allow tasks that run what the model writes.
-        seed: of the choice of few-shot examples, and of draws.
+        seed: of the choice of few-shot examples, and of draws: of a task's own, as the order of
+            answers, and of those at a temperature. As `lm-eval --seed`.
         batch_size: rows at once over all devices.
         num_model_shards: devices that split every product among them.
         fsdp: data-parallel devices that share one copy of the parameters as they are loaded.
@@ -53,7 +54,7 @@ class Config(StageConfig):
     max_gen_toks: PositiveInt = 256
     bootstrap_iters: NonNegativeInt = 100_000
     confirm_run_unsafe_code: bool = False
-    seed: NonNegativeInt = 1234
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 1234
     batch_size: Annotated[PositiveInt, Placement()] = 16
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
     fsdp: Annotated[PositiveInt, Placement()] = 1

@@ -8,10 +8,12 @@ import logging
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
+import datasets
 import lm_eval
 import numpy as np
 from lm_eval.tasks import TaskManager
@@ -25,9 +27,13 @@ from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.harness.config import Config
 from redco_flow.stages.harness.language_model import HarnessModel
 from redco_flow.stages.provenance import provenance_of
-from redco_flow.tracking.metrics_artifact import MetricsSummary, write_metrics
+from redco_flow.tracking.metrics_artifact import (
+    HARNESS_FILE,
+    MetricsSummary,
+    is_mean,
+    write_metrics,
+)
 
-RESULTS_FILE = "lm_eval.json"
 SAMPLES_FILE = "samples.jsonl"
 
 logger = logging.getLogger(__name__)
@@ -45,7 +51,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         CannotAsk: the checkpoint's recipe cannot answer it.
     """
     context.report(phase="preparing", devices=describe_devices())
-    tasks = _load_tasks(config)
+    tasks = load_tasks(config)
     stop = CommonStop(context)
 
     def on_progress(phase: str, done: int, total: int) -> None:
@@ -55,7 +61,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     checkpoint = CheckpointArtifact(context.input("checkpoint").path)
     model = HarnessModel(checkpoint, config, on_progress)
     found = _evaluate(model, tasks, config)
-    lines = list(_lines(found["samples"], found["results"]))
+    lines = list(_lines(found["samples"], found["results"], config))
     summary = _summary(context, config, checkpoint, found, lines)
     folder = context.work_dir / "metrics"
     if context.attempt_dir.rank == 0:  # every process has all answers
@@ -67,11 +73,10 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     return StageOutputs({"metrics": output}, dict(summary.metrics))
 
 
-def _load_tasks(config: Config) -> dict[str, Any]:
-    """Return lm-eval's tasks; its own ones, thousands of files, are read where one is not ours.
-
-    Some tasks shuffle their answers with Python's or NumPy's global generator.
-    """
+def load_tasks(config: Config) -> dict[str, Any]:
+    """Return lm-eval's tasks; its own ones, thousands of files, are read where one is not ours."""
+    # What a task has drawn is in that cache without the seed.
+    datasets.disable_caching()
     _seed_generators(config)
     folder = config.tasks_folder
     manager = TaskManager(include_path=folder, include_defaults=False)
@@ -85,11 +90,34 @@ def _load_tasks(config: Config) -> dict[str, Any]:
             "`lm-eval ls tasks` lists those."
         )
     with contextlib.chdir(folder) if folder else contextlib.nullcontext(), _told("read"):
-        return dict(manager.load(config.tasks))
+        tasks = dict(manager.load(config.tasks))
+        for task in tasks["tasks"].values():
+            _process_once(task, config)
+    return tasks
+
+
+def _process_once(task: Any, config: Config) -> None:
+    """Let a task process each of its splits once, with seeded generators.
+
+    lm-eval calls `process_docs`, which may shuffle answers, whenever it reads a split: to ask, and
+    again to score.
+    """
+
+    @cache
+    def processed(process: Callable[[Any], Any], split: Any) -> Any:
+        _seed_generators(config)
+        return process(split)
+
+    configs: tuple[Any, ...] = (task.config, getattr(task, "fewshot_cfg", None))
+    processing = [one for one in configs if getattr(one, "process_docs", None) is not None]
+    for one in processing:
+        one.process_docs = wraps(one.process_docs)(partial(processed, one.process_docs))
+    if processing and hasattr(task, "sampler"):
+        task.sampler.replace_df(list(task.fewshot_docs()))
 
 
 def _seed_generators(config: Config) -> None:
-    """Seed as `lm_eval.simple_evaluate` does: every process asks the same, in every attempt."""
+    """Seed Python's and NumPy's global generators, which some tasks draw from."""
     random.seed(config.seed)
     np.random.seed(config.seed)
 
@@ -180,15 +208,21 @@ def _scores(found: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]
 Samples = Mapping[str, list[Mapping[str, Any]]]
 
 
-def _lines(samples: Samples, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a line per question of a task, in their order: what it scored by each metric."""
+def _lines(
+    samples: Samples, results: Mapping[str, Any], config: Config
+) -> Iterator[dict[str, Any]]:
+    """Yield a line per question of a task, in their order: what it scored by each metric.
+
+    Its digest has the prompt, but for one that the model's own chat template has rendered.
+    """
+    hashes = ("doc_hash", "target_hash", *([] if config.apply_chat_template else ["prompt_hash"]))
     for task in sorted(samples):
         kept = set(_means(samples[task], results[task]))
         for sample in sorted(samples[task], key=lambda one: (one["doc_id"], one["filter"])):
             chosen = "" if sample["filter"] == "none" else f",{sample['filter']}"
             yield {
                 "row_id": f"{task}/{sample['doc_id']}{chosen}",
-                "digest": digest_json([sample["doc_hash"], sample["target_hash"]]),
+                "digest": digest_json([sample[name] for name in hashes]),
                 "scores": {
                     f"{task}/{metric}{chosen}": float(sample[metric])
                     for metric in sample["metrics"]
@@ -208,9 +242,7 @@ def _means(samples: list[Mapping[str, Any]], scores: Mapping[str, Any]) -> Itera
         for metric in sample["metrics"]:
             values[f"{metric},{sample['filter']}"].append(sample[metric])
     for name, found in values.items():
-        if all(map(_is_finite, found)) and math.isclose(
-            math.fsum(found) / len(found), scores.get(name, math.nan), abs_tol=1e-9
-        ):
+        if all(map(_is_finite, found)) and is_mean(scores.get(name, math.nan), found):
             yield name
 
 
@@ -230,4 +262,4 @@ def _write(
     kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better", "configs")
     said = {key: found[key] for key in kept if key in found}
     record = {"lm_eval": lm_eval.__version__, **json.loads(json.dumps(said, default=str))}
-    write_json(folder / RESULTS_FILE, record)
+    write_json(folder / HARNESS_FILE, record)

@@ -326,7 +326,7 @@ class GrowingAnswer:
     ) -> None:
         self._tokenizer, self._ends, self._question = tokenizer, ends, question
         self._enough, self._write = enough, write
-        self._ids = list(before[-_NUM_BEFORE:])
+        self._ids = list(_last_whole(tokenizer, before))
         self._text_before, self._before, self._settled = "", 0, len(self._ids)
         self._written = ""
         self.num_tokens = 0
@@ -381,6 +381,18 @@ class GrowingAnswer:
         if self._question.in_pieces and piece and text.startswith(self._written):
             self._write(piece)
             self._written = text
+
+
+def _last_whole(tokenizer: TextTokenizer, ids: Sequence[int]) -> Sequence[int]:
+    """Return a text's last tokens, from the beginning of a character on.
+
+    ByteFallback, in LLaMA 2's decoder, decodes adjacent byte tokens as U+FFFD each if they are not
+    whole characters, also those of the answer that follows.
+    """
+    start = max(len(ids) - _NUM_BEFORE, 0)
+    while start and tokenizer.decode_whole([ids[start:]])[0].startswith("\ufffd"):
+        start -= 1
+    return ids[start:]
 
 
 def main(lines: Iterable[str], answers: TextIO) -> None:

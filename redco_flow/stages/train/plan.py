@@ -249,7 +249,7 @@ def _schedule(config: Config, total_steps: int) -> Schedule:
         logger.warning(
             "the training ends after %d of the %d steps of its warm-up: its learning rate reaches "
             "%.3g of %.3g", total_steps, warmup_steps,
-            config.learning_rate * total_steps / warmup_steps, config.learning_rate,
+            config.learning_rate * (total_steps - 1) / warmup_steps, config.learning_rate,
         )  # fmt: skip
     return make_schedule(
         asked.type,
