@@ -105,13 +105,14 @@ def end_later_stages(
 ) -> None:
     """Write the ends of stages that the same job would have run after one that did not complete.
 
-    Those of other runs are never submitted: another job runs them.
+    In a packed job, those of other runs are never submitted: another job runs them.
     """
     for one in later:
         if not one.exit_path.exists():
             why = f"stage {attempt.stage}, before it in the same job, ended: {cause}"
             record = never_began(why)
-            if one.path.parents[3] != attempt.path.parents[3]:
+            is_packed = "pack" in (unless_damaged(one.read_job) or {})
+            if is_packed and one.path.parents[3] != attempt.path.parents[3]:
                 record = replace(record, cause=Cause.NEVER_SUBMITTED)
             write_exit(one, record)
 
