@@ -223,7 +223,8 @@ def test_the_search_compares_what_is_computed_again_and_the_fastest_is_first(sea
 
 @compiles_for_gpus
 @pytest.mark.usefixtures("kernel_cache")
-def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command):
+def test_a_mesh_left_to_the_search_is_decided_once_for_equal_programs(command, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF", raising=False)  # of a cluster of other tests
     (command.folder / "two.yaml").write_text("{executor: slurm, slurm: {gpu_type: h100}}")
     words = ("small.yaml", "-p", "two.yaml", "stages.train.resources.gpus_per_host=2")
     planned = command("plan", *words, "stages.train.mesh=auto", "--fit", "--json")
