@@ -36,7 +36,7 @@ _SAME_BYTES = frozenset({
     "copy", "expand_dims", "name", "now_or_again", "reduce_precision", "reshape",
     "sharding_constraint", "squeeze", "stop_gradient", "transpose",
 })  # fmt: skip
-# A lookup in a table of at most this size, as of the values of 4-bit numbers, is elementwise. Bytes.
+# Bytes. A lookup in a smaller table, as of the values of 4-bit numbers, is elementwise.
 _SMALL_TABLE = 4096
 _FUSED_GATHER = "fused gather"
 _OF_TIED_TABLE = {"dot_general", "scatter-add"}
