@@ -166,6 +166,7 @@ def check_messages(messages: Sequence[Message], *, ends_with_answer: bool = True
         raise BadConversation("a conversation without messages")
     before = "start"
     for turn, message in enumerate(messages, 1):
+        _check_role(message["role"], turn)
         role = _place_of(message)
         if before not in _MAY_FOLLOW[role]:
             detail = f"turn {turn} is the {message['role']}'s, after {_AFTER[before]}"
@@ -195,6 +196,12 @@ _AFTER = {
     "call": "the assistant's call of a tool",
     "tool": "the tool's",
 }
+
+
+def _check_role(role: str, turn: int) -> None:
+    if role not in ROLES:
+        detail = f"turn {turn} is of '{role}'; known: {', '.join(ROLES)}"
+        raise BadConversation("an unknown role", detail)
 
 
 def _place_of(message: Message) -> str:
@@ -233,10 +240,7 @@ def _check_content(message: Message, turn: int) -> None:
 def _message(value: Any, turn: int) -> Message:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise BadConversation("a message without a role", f"turn {turn} is {_shown(value)}")
-    if value["role"] not in ROLES:
-        raise BadConversation(
-            "an unknown role", f"turn {turn} is of '{value['role']}'; known: {', '.join(ROLES)}"
-        )
+    _check_role(value["role"], turn)
     content = value.get("content")
     parts = content if isinstance(content, list) else []
     if parts and all(isinstance(one, Mapping) and one.get("type") == "text" for one in parts):

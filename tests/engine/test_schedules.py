@@ -48,6 +48,12 @@ def test_a_schedule_starts_at_its_peak_without_warmup_and_is_never_negative(type
     assert all(schedule(step) >= 0 for step in range(30))
 
 
+def test_an_inverse_square_root_without_a_warmup_is_that_of_transformers():
+    schedule = make_schedule("inverse_sqrt", PEAK, 10)
+
+    assert schedule(30_000) == pytest.approx(PEAK / 2)  # 1 / sqrt((30,000 + 10,000) / 10,000)
+
+
 @pytest.mark.parametrize("type", SCHEDULE_TYPES)
 def test_a_warmup_that_is_longer_than_the_training_rises_no_faster(type):
     schedule = make_schedule(type, PEAK, 4, WARMUP)

@@ -647,6 +647,7 @@ def test_a_score_that_ends_a_training_early_is_computed():
         ({"z_loss": -1e-4}, "greater than or equal to 0"),
         ({"num_epochs": 2, "max_steps": 10}, "'num_epochs' or 'max_steps', not both"),
         ({"schedule": {"type": "constant", "min_lr_ratio": 0.1}}, "of no use to type constant"),
+        ({"momentum": 0.0}, "'momentum' is of sgd, and not of adamw"),
         ({"betas": [0.9]}, "'betas' are two numbers, and there are 1"),
         ({"betas": [0.9, 0.99], "optimizer": "sgd"}, "adamw and lion, and not of sgd"),
         ({"epsilon": 1e-6, "optimizer": "lion"}, "of adamw, and not of lion"),

@@ -2,7 +2,12 @@
 
 import pytest
 
-from redco_flow.text.conversations import BadConversation, ChatColumns, Conversation
+from redco_flow.text.conversations import (
+    BadConversation,
+    ChatColumns,
+    Conversation,
+    check_messages,
+)
 
 ASKED = {"role": "user", "content": "Why?"}
 ANSWERED = {"role": "assistant", "content": "So."}
@@ -132,3 +137,8 @@ def test_what_cannot_be_learnt_from_is_told_with_its_turn(messages, told):
 def test_a_missing_column_is_told_with_those_that_there_are():
     with pytest.raises(BadConversation, match="no field 'conversations': its fields are messages"):
         ChatColumns("sharegpt").read({"messages": []})
+
+
+def test_a_prompt_of_an_unknown_role_is_refused_with_its_turn():
+    with pytest.raises(BadConversation, match="turn 2 is of 'function'; known: system, developer"):
+        check_messages([ASKED, {"role": "function", "content": "4"}], ends_with_answer=False)

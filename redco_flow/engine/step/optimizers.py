@@ -146,8 +146,9 @@ def make_schedule(
     Args:
         type: `linear` falls to the least rate at total_steps; `cosine` too, along half a cosine;
             `constant` stays at the peak after the warm-up; `inverse_sqrt` falls with the square
-            root of the step; `wsd` (warm-up, stable, decay) stays at the peak and falls linearly
-            to the least rate in the last steps.
+            root of the step, or without a warm-up of the step + 10,000, as in transformers; `wsd`
+            (warm-up, stable, decay) stays at the peak and falls linearly to the least rate in the
+            last steps.
         peak: the highest rate.
         total_steps: optimizer steps of the whole training.
         warmup_steps: steps of linear rise from 0; of more than total_steps, as many as there are.
@@ -205,10 +206,10 @@ def _after_warmup(
         decay_steps = max(min(round(total_steps * decay_fraction), falling_steps), 1)
         after = optax.linear_schedule(peak, least, decay_steps, falling_steps - decay_steps)
     else:  # optax has no inverse square root
-        first = max(warmup_steps, 1)
+        timescale = warmup_steps or 10_000
 
         def after(count: Any) -> Any:
-            falling = peak * jnp.sqrt(first / jnp.maximum(count + warmup_steps, first))
+            falling = peak * jnp.sqrt(timescale / (jnp.maximum(count, 0) + timescale))
             return jnp.maximum(falling, least) if least else falling
 
     return after

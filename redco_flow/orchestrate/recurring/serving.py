@@ -130,6 +130,7 @@ def stop_serving() -> bool:
 
     Raises:
         UsageError: it is a process of another host or container.
+        RedcoFlowError: it has not ended in time.
     """
     serving = Serving.find()
     if serving is None:
@@ -141,7 +142,13 @@ def stop_serving() -> bool:
         )
     os.kill(serving.process.pid, signal.SIGTERM)
     deadline = time.monotonic() + _SECONDS_TO_END
-    while serving.process.is_alive() and time.monotonic() < deadline:
+    while serving.process.is_alive():
+        if time.monotonic() >= deadline:
+            raise RedcoFlowError(
+                f"{serving.process} was asked to end and still runs after {_SECONDS_TO_END:.0f} s: "
+                "`redco-flow serve --stop` waits for it again; its log is serve.log in "
+                f"{prefect_directory()}."
+            )
         time.sleep(0.1)
     return True
 

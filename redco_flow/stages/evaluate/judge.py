@@ -23,12 +23,15 @@ from redco_flow.tracking.metrics_artifact import Prediction
 JUDGED_FILE = "judged.jsonl"
 _MOST_NAMED = 3
 _EXTRACT_TIMED_OUT = "judge.extract took longer than judge.timeout_seconds"
+# Thousands, Indian lakhs and crores too; "3,5" and "0,125" are not grouped.
+_GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}([,_\s])(?:\d{2,3}\1)*\d{3}(?!\d)")
 _NUMBER = re.compile(
     r"(?P<number>[-+]?(?:\d{1,50}(?:\.\d{0,50})?|\.\d{1,50})(?:[eE][-+]?\d{1,3})?)"
     r"(?:/(?P<divisor>0*[1-9]\d{0,50}))?"
 )
 # What is written around a number without changing it.
-_AROUND_NUMBERS = re.compile(r"[\s,$€£%_]|\.$")
+_AROUND_NUMBERS = re.compile(r"[$€£%]|\.$")
+_SPACED_SIGN = re.compile(r"\s*([-+/])\s*")
 
 OnProgress = Callable[[int, int], None]
 """(answers judged, answers in all); may raise, which ends the judging"""
@@ -279,10 +282,12 @@ def normal_text(text: str) -> str:
 def normal_number(text: str) -> str | None:
     """Return a number in the one form that equal numbers have; None of what is no number.
 
-    Known are decimals, with an exponent, too, and quotients of them, with signs of currency,
-    percent and thousands around.
+    Known are decimals, with an exponent, too, and quotients of them, with signs of currency and
+    percent around, and thousands grouped by a comma, a space or an underscore.
     """
     plain = _AROUND_NUMBERS.sub("", text.strip()).replace("\N{MINUS SIGN}", "-")
+    plain = _SPACED_SIGN.sub(r"\1", plain.strip())
+    plain = _GROUPED.sub(lambda found: found[0].replace(found[1], ""), plain)
     found = _NUMBER.fullmatch(plain)
     if found is None:
         return None

@@ -101,8 +101,9 @@ class Config(StageConfig):
         batching: how examples of different lengths become batches.
         mixture_weights: of the datasets of `data.mixture`, instead of the given ones.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
-        optimizer: of optax, by this name; sgd has a momentum of 0.9, and adafactor takes the
-            learning rate as it is, not relative to the parameters.
+        optimizer: of optax, by this name; adafactor takes the learning rate as it is, not
+            relative to the parameters.
+        momentum: of sgd; null: 0.9.
         betas: decays of adamw's and lion's two averages; null: 0.9 and 0.999 for adamw, 0.9 and
             0.99 for lion.
         epsilon: what adamw adds to the denominator; null: 1e-8.
@@ -176,6 +177,7 @@ class Config(StageConfig):
     )
     per_device_batch_size: Annotated[PositiveInt | None, Placement()] = None
     optimizer: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
+    momentum: Annotated[Fraction | None, OnlyWhereSet()] = None
     betas: Annotated[list[Fraction] | None, OnlyWhereSet()] = None
     epsilon: Annotated[PositiveFloat | None, OnlyWhereSet()] = None
     learning_rate: PositiveFloat = 1e-4
@@ -247,6 +249,8 @@ class Config(StageConfig):
                 raise ValueError(f"'betas' are of adamw and lion, and not of {self.optimizer}")
             if len(self.betas) != 2:
                 raise ValueError(f"'betas' are two numbers, and there are {len(self.betas)}")
+        if self.momentum is not None and self.optimizer != "sgd":
+            raise ValueError(f"'momentum' is of sgd, and not of {self.optimizer}")
         if self.epsilon is not None and self.optimizer != "adamw":
             raise ValueError(f"'epsilon' is of adamw, and not of {self.optimizer}")
         return self

@@ -263,6 +263,8 @@ def _schedule(config: Config, total_steps: int) -> Schedule:
 def _moments(config: Config) -> dict[str, float]:
     """Return how the optimizer averages, where the settings say it."""
     found = {} if config.betas is None else dict(zip(("b1", "b2"), config.betas, strict=True))
+    if config.momentum is not None:
+        found["b1"] = config.momentum
     return found if config.epsilon is None else {**found, "eps": config.epsilon}
 
 

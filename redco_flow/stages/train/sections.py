@@ -201,7 +201,8 @@ class ScheduleConfig(StrictModel):
 
     Args:
         type: what follows the linear warmup: a linear or cosine decay to 0, none, the inverse
-            square root of the step, or `wsd`: constant, then a linear decay over the last fifth.
+            square root of the step (without a warmup, of the step + 10,000), or `wsd`: constant,
+            then a linear decay over the last fifth.
         warmup_ratio, warmup_steps: of the linear warmup, as a share of all steps or as a number.
         min_lr_ratio: the least rate after the warmup, as a share of `learning_rate`: what a decay
             ends at instead of 0.
