@@ -52,7 +52,10 @@ def make_collate_fn(characters, num_ways, num_shots):
         ways = []
         for index in rng.choice(len(characters), num_ways, replace=False):
             images = characters[index]
-            fonts = np.resize(rng.permutation(len(images)), num_shots + NUM_QUERIES)
+            order = rng.permutation(len(images))
+            of_support = order[: max(min(num_shots, len(order) - 1), 1)]
+            of_queries = order[len(of_support) :] if len(order) > 1 else order
+            fonts = [*np.resize(of_support, num_shots), *np.resize(of_queries, NUM_QUERIES)]
             shifts = rng.integers(-MAX_SHIFT, MAX_SHIFT + 1, (len(fonts), 2))
             drawn = zip(fonts, shifts, strict=True)
             ways.append([np.roll(images[i], by, (0, 1)) for i, by in drawn])

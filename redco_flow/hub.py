@@ -331,10 +331,21 @@ def check_upload(name: str) -> None:
         )
 
 
+# Of an earlier commit of another form, transformers would load them before this one's.
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+    "adapter_model.safetensors",
+    "adapter_config.json",
+)
+
+
 def upload_model(name: str, folder: Path, message: str, *, is_private: bool) -> str:
     """Make a directory's files a commit of a model repository, which is made where there is none.
 
-    Files that the repository has already are not sent again.
+    Files that the repository has already are not sent again; other files of weights are deleted,
+    so that it holds one model.
 
     Returns:
         The address of the commit.
@@ -350,7 +361,12 @@ def upload_model(name: str, folder: Path, message: str, *, is_private: bool) -> 
     with _explained("model", name, None):
         api.create_repo(name, private=is_private or None, exist_ok=True)
         try:
-            done = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+            done = api.upload_folder(
+                repo_id=name,
+                folder_path=folder,
+                commit_message=message,
+                delete_patterns=list(_WEIGHT_FILES),  # those that the same commit adds stay
+            )
         except RuntimeError as error:  # of one file, around what the hub answered
             if isinstance(error.__cause__, OSError | httpx.HTTPError):
                 raise error.__cause__ from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UsageError
+from redco_flow.local_paths import expanded
 
 if TYPE_CHECKING:
     from redco_flow.tracking.workspace import Workspace
@@ -167,9 +168,9 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
 
 
 def workspace_path(options: argparse.Namespace) -> Path:
-    """The path of the workspace that a read verb looks into, as it was given."""
+    """The path of the workspace that a read verb looks into, as it was given but for a `~`."""
     given: Path | None = options.workspace
-    return given or Path(os.environ.get("REDCO_FLOW_WORKSPACE", "redco-workspace"))
+    return expanded(given or os.environ.get("REDCO_FLOW_WORKSPACE", "redco-workspace"))
 
 
 def workspace_of(options: argparse.Namespace) -> Workspace:

@@ -130,7 +130,7 @@ def _collect(options: argparse.Namespace) -> int:
     from redco_flow.spec.schedule import interval_of
 
     try:
-        older_than = interval_of(options.older_than) if options.older_than else None
+        older_than = interval_of(options.older_than) if options.older_than is not None else None
     except ValueError as error:
         raise UsageError(f"--older-than: {error}.") from error
     if options.keep_last is not None and options.keep_last < 0:

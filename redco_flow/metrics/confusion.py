@@ -45,11 +45,18 @@ def confusion(predictions: Sequence[Class], references: Sequence[Sequence[Class]
 def classes_of(counts: Counts, known: ClassNames | None = None) -> list[Class]:
     """Return every class that is true or predicted: in the data's order, then the others sorted.
 
-    Numbers come before texts.
+    Sorted as `class_order` does.
     """
     found = {one for pair in counts for one in pair}
     place = {name: number for number, name in enumerate(known.names if known else ())}
-    return sorted(found, key=lambda one: (place.get(one, len(place)), isinstance(one, str), one))
+    return sorted(found, key=lambda one: (place.get(one, len(place)), *class_order(one)))
+
+
+def class_order(name: Class) -> tuple[bool, int, str]:
+    """Sort numbers, and texts of digits as in CSV, by what they count; other texts behind them."""
+    text = str(name)
+    is_number = text.removeprefix("-").isdecimal()
+    return not is_number, int(text) if is_number else 0, text
 
 
 def f1_of(counts: Counts, one: Class) -> float:

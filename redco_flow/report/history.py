@@ -166,6 +166,10 @@ def promotions(workspace: Workspace, entries: Sequence[HistoryEntry]) -> dict[st
 Promoted = Mapping[str, Sequence[str]]
 
 
+def _time_of(promotion: str) -> str:
+    return promotion.rpartition(", ")[2]
+
+
 def history_page(
     pipeline: str,
     entries: Sequence[HistoryEntry],
@@ -187,7 +191,7 @@ def history_page(
     promotions = [name for entry in entries for name in promoted.get(entry.run, ())]
     facts = [
         ("runs", f"{done} of {len(entries)} completed"),
-        ("last promotion", promotions[-1] if promotions else "none"),
+        ("last promotion", max(promotions, key=_time_of, default="none")),
     ]
     if num_earlier:
         facts.append(("earlier runs", f"{num_earlier} (-n {num_earlier + len(entries)} shows all)"))

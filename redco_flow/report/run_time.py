@@ -105,6 +105,8 @@ def time_shares(run: RunDirectory, stages: Iterable[StageFacts], now: str) -> li
     if not state.get("started_at"):
         return []
     begin, end = unix_time(state["started_at"]), unix_time(state.get("ended_at") or now)
+    if end <= begin:  # the clock was set back
+        return []
     spans = [span for stage in stages for span in _spans(run, stage, end)]
     seconds = add_up(spans, begin, end)
     total = end - begin

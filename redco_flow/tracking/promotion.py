@@ -99,7 +99,7 @@ class Rule:
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
-        if self.min_gain < 0:
+        if not self.min_gain >= 0:  # not a number either
             raise UsageError(f"min-gain is {self.min_gain:g}; a gain is 0 or more.")
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence is {self.confidence:g}; it is between 0 and 1.")

@@ -341,6 +341,7 @@ def test_a_damaged_evaluation_is_refused(shop, say, names):
         (("--if", "exact_match"), "is no condition"),
         (("--min-gain", "1"), "--min-gain is for --if"),
         ((*IF_BETTER, "--min-gain", "-1"), "a gain is 0 or more"),
+        ((*IF_BETTER, "--min-gain", "nan"), "a gain is 0 or more"),
         ((*IF_BETTER, "--confidence", "95"), "it is between 0 and 1"),
     ],
 )

@@ -205,6 +205,8 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                     files[value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
                     files[value["path"]] = hub.large_files[value["oid"]]
+                elif line["key"] == "deletedFile":
+                    del files[value["path"]]
             sha = repository.commit(files)
             self._json({"commitOid": sha, "commitUrl": f"{hub.address}/{name}/commit/{sha}"})
 

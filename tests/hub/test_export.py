@@ -456,6 +456,10 @@ def test_what_is_pushed_is_the_directory_and_a_second_push_sends_no_tensors(
     hub.requests.clear()
     command(*words)
     assert not [path for method, path, _ in hub.requests if method == "PUT"]
+    found.commit({**files, "adapter_config.json": b"{}", "model-00001-of-00002.safetensors": b"",
+                  "notes.txt": b""})  # fmt: skip
+    command(*words)
+    assert found.commits[found.refs["main"]] == {**files, "notes.txt": b""}
 
 
 def test_what_no_push_could_be_made_with_is_told_before_anything_is_written(

@@ -31,6 +31,14 @@ def test_macro_f1_equals_scikit_learn():
     assert f1_macro.compute(FOUND, as_references(TRUE))["f1_macro"] == percent(expected)
 
 
+def test_the_positive_class_of_digits_in_texts_is_the_larger_number():
+    found, true = ["9", "10", "10", "9", "10"], ["10", "10", "9", "9", "10"]
+
+    expected = sklearn_metrics.f1_score(true, found, pos_label="10")
+
+    assert f1.compute(found, as_references(true))["f1"] == percent(expected)
+
+
 def test_f1_of_more_than_two_classes_says_which_metric_to_take():
     with pytest.raises(ValueError, match=r"3 classes \(a, b, c\): use f1_macro"):
         f1.compute(["a", "b"], [["c"], ["a"]])

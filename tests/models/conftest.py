@@ -122,7 +122,8 @@ _LLAMA3_SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
 _DEEPSEEK = {**_LLAMA, "num_key_value_heads": 4, "q_lora_rank": 14, "kv_lora_rank": 10,
              "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7,
              "first_k_dense_replace": 1, "moe_intermediate_size": 20, "n_routed_experts": 6,
-             "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2}  # fmt: skip
+             "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2,
+             "rms_norm_eps": 1e-3}  # fmt: skip
 # Each family, and what published models of it do differently; windows are shorter than rows.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT),

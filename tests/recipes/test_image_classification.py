@@ -111,6 +111,17 @@ def test_the_bare_model_of_a_directory_gets_a_classifier_and_loses_its_pooler(tm
     jax.tree.map(np.testing.assert_array_equal, found["patches"], theirs["patches"])
 
 
+def test_a_published_classifier_with_the_classes_in_another_order_is_refused(tmp_path):
+    config = vit.Config(**TINY, image_size=8, num_channels=1, num_labels=3)
+    save_pretrained(tmp_path, vit, config, draw_params(vit, config, seed=1))
+    values = json.loads((tmp_path / "config.json").read_text())
+    labels = {"0": "eel", "1": "cat", "2": "dog"}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"id2label": labels}))
+
+    with pytest.raises(ValueError, match="classes are eel, cat, dog, in this order, and the data"):
+        build({"name_or_path": str(tmp_path)})
+
+
 def test_a_model_that_lacks_more_than_its_head_is_told(tmp_path):
     config = vit.Config(**TINY, image_size=8, num_channels=1, num_labels=5)
     save_pretrained(tmp_path, vit, config, draw_params(vit, config, seed=1))

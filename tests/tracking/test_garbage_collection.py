@@ -47,7 +47,9 @@ UNREFERENCED = Selection(unreferenced=True)
 
 def run_pipeline(workspace, name="demo", data=0, rate=0, *, stops=False, **record):
     """Do what launcher and workers do: state, reuse, work directory, artifacts, result."""
-    run = RunDirectory.create(workspace, name, argv=["x", "run", f"{name}.yaml"], **record)
+    run = RunDirectory.create(
+        workspace, name, argv=["x", "run", f"{name}.yaml", "--run-id", "r1", "--if-new"], **record
+    )
     run.resolved_path.write_text("{}")
     stages: dict = {}
 

@@ -21,6 +21,7 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.slurm import queue
+from redco_flow.local_paths import expanded
 from redco_flow.records import digest_json, read_json_if_present, write_json
 
 Tres = Mapping[str, float]
@@ -492,6 +493,6 @@ def _ask(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 def _cache_path(environ: Mapping[str, str]) -> Path:
     """Return the file of one user, host and configuration: clusters may share a home."""
-    folder = environ.get("REDCO_FLOW_HOME") or Path.home() / ".redco-flow"
+    folder = expanded(environ.get("REDCO_FLOW_HOME") or "~/.redco-flow")
     whose = [os.getuid(), os.uname().nodename, environ.get("SLURM_CONF", "")]
-    return Path(folder) / f"slurm-limits-{digest_json(whose)[:12]}.json"
+    return folder / f"slurm-limits-{digest_json(whose)[:12]}.json"

@@ -135,7 +135,7 @@ class DeepseekV3Config(LlamaFamilyConfig):
                 rank=self.kv_lora_rank,
                 rotary_dims=self.qk_rope_head_dim,
                 value_dim=self.v_head_dim,
-                norm=NormConfig("rms", self.rms_norm_eps),
+                norm=NormConfig("rms", 1e-6),  # as in transformers, whatever `rms_norm_eps` is
             ),
         )
 

@@ -38,6 +38,7 @@ _KEPT_IN_FLOAT32 = (
     "norm",
     "sinks",
     "choice_bias",
+    "router_bias",
     "relative_bias",
     "lm_head_bias",
     "final_logits_bias",

@@ -212,6 +212,8 @@ def _form(checkpoint: Artifact, *, merge_lora: bool) -> Form:
 def _is_there(folder: Path, asked: Mapping[str, Any]) -> bool:
     """Whether the directory is this export already."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        if folder.resolve() == Path.cwd():
+            raise UsageError(f"{folder} is the current directory; name a new one.")
         return False
     remedy = "Name another directory, or remove it."
     if not folder.is_dir():

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.prefect import serve
 from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy, pause_endless_rules, ui_url
 from redco_flow.records import open_no_link, read_json_if_present, write_json
@@ -199,7 +200,7 @@ class ServerStatus:
 def home_directory() -> Path:
     """Return `REDCO_FLOW_HOME` or `~/.redco-flow`."""
     given = os.environ.get("REDCO_FLOW_HOME")
-    return Path(given).absolute() if given else Path.home() / ".redco-flow"
+    return expanded(given).absolute() if given else Path.home() / ".redco-flow"
 
 
 def prefect_directory() -> Path:

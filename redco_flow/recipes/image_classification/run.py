@@ -17,7 +17,12 @@ import optax
 from redco_flow.models.hub.pretrained import load_pretrained
 from redco_flow.recipes.image_classification.config import Settings, collate_fn
 from redco_flow.recipes.parts.images import augment, check_images
-from redco_flow.recipes.parts.model import ChosenModel, choose_sized_model, with_changes
+from redco_flow.recipes.parts.model import (
+    ChosenModel,
+    check_class_order,
+    choose_sized_model,
+    with_changes,
+)
 from redco_flow.recipes.recipe import Recipe
 
 _CLASSIFIER = "classifier"
@@ -26,6 +31,7 @@ _CLASSIFIER = "classifier"
 def build_classifier(model: Mapping[str, Any], settings: Settings) -> Recipe:
     """Make the recipe; see `recipes.image_classification.build`."""
     chosen = choose_sized_model(model, recipe="image_classification", sizes=_sizes(settings))
+    check_class_order(chosen, settings.classes)
     config = _fitted(chosen, settings)
     module = chosen.module
 

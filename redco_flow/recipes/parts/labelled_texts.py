@@ -17,13 +17,13 @@ import numpy as np
 
 from redco_flow.engine.step.loss import PerExample, cross_entropy
 from redco_flow.models import classifier
-from redco_flow.models.classifier import ClassifierConfig, published_labels
+from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.families.encoders import BertFamilyConfig
-from redco_flow.models.hub.model_files import CONFIG_FILE
 from redco_flow.models.hub.pretrained import save_pretrained
 from redco_flow.recipes.parts.model import (
     ChosenModel,
     Row,
+    check_class_order,
     checked_ids,
     choose_model,
     decoder_tokens,
@@ -40,7 +40,6 @@ from redco_flow.recipes.recipe import (
     Example,
     Recipe,
 )
-from redco_flow.records import read_json
 from redco_flow.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def build_labelled_texts(
     special_tokens = decoder_tokens(tokenizer)
     chosen = choose_model(model, tokenizer, recipe="classification", special_tokens=special_tokens)
     chosen = _padded_apart(chosen, tokenizer)
-    _check_order(chosen, task)
+    check_class_order(chosen, task.classes)
     config = ClassifierConfig.of(chosen.family, chosen.config, task.classes)
     rows = _Rows(config, task, chosen.config.vocab_size, source_length, target_length)
     _check_positions(config, source_length + target_length)
@@ -237,19 +236,6 @@ def _padded_apart(chosen: ChosenModel, tokenizer: TextTokenizer) -> ChosenModel:
     if is_encoder or not ids or config.filler_token_id != ids[-1] or tokenizer.pad_id == ids[-1]:
         return chosen
     return replace(chosen, config=config.updated({"pad_token_id": tokenizer.pad_id}))
-
-
-def _check_order(chosen: ChosenModel, task: Task) -> None:
-    """Refuse classes that a published head has in another order: its scores would be mixed up."""
-    if chosen.directory is None:
-        return
-    labels = published_labels(read_json(chosen.directory / CONFIG_FILE))
-    names = list(map(str, task.classes))
-    if labels and labels != names and sorted(labels) == sorted(names):
-        raise ValueError(
-            f"the model's classes are {', '.join(labels)}, in this order, and the data's "
-            f"{', '.join(names)}: give settings.classes in the model's order."
-        )
 
 
 def _check_positions(config: ClassifierConfig, length: int) -> None:

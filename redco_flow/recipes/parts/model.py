@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from redco_flow.hub import download_model, is_hub_name
 from redco_flow.local_paths import expanded, is_folder
+from redco_flow.models.classifier import published_labels
 from redco_flow.models.find import FAMILIES, find_model
 from redco_flow.models.generation.generate import LogitsProcessing, Sampling, generate
 from redco_flow.models.hub.model_files import (
@@ -36,6 +37,7 @@ from redco_flow.models.hub.pretrained import (
 from redco_flow.recipes.declared import DeclaredRecipe
 from redco_flow.recipes.find import family_problem, find_recipe
 from redco_flow.recipes.recipe import Example, Generation
+from redco_flow.records import read_json
 from redco_flow.text.tokenizer import TextTokenizer
 
 _MULTIPLE = 8
@@ -298,3 +300,20 @@ def find_checkpoint(
         return (folder / CONFIG_FILE).is_file() and (not with_weights or has_weights(folder))
 
     return download_model(name_or_path, revision, patterns, is_whole)
+
+
+def check_class_order(chosen: ChosenModel, classes: Sequence[str | int]) -> None:
+    """Refuse classes that a published head has in another order: its scores would be mixed up.
+
+    Raises:
+        ValueError: with both orders.
+    """
+    if chosen.directory is None:
+        return
+    labels = published_labels(read_json(chosen.directory / CONFIG_FILE))
+    names = list(map(str, classes))
+    if labels and labels != names and sorted(labels) == sorted(names):
+        raise ValueError(
+            f"the model's classes are {', '.join(labels)}, in this order, and the data's "
+            f"{', '.join(names)}: give settings.classes in the model's order."
+        )

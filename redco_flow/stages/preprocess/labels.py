@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from redco_flow.errors import some_of
+from redco_flow.metrics.confusion import class_order
 from redco_flow.recipes.declared import DeclaredRecipe
 from redco_flow.recipes.recipe import CLASSES, NUMBERS, Class
 from redco_flow.stages.data.row_values import BadValue
@@ -45,7 +46,7 @@ class ClassLabels:
     @property
     def names(self) -> list[Class]:
         """The classes, of which the first is number 0."""
-        return list(self._names) if self._are_all_known else sorted(self._names, key=_order)
+        return list(self._names) if self._are_all_known else sorted(self._names, key=class_order)
 
     @property
     def are_ordered(self) -> bool:
@@ -167,10 +168,3 @@ def _no_class(key: str, detail: str) -> BadValue:
 
 def _kind(name: Class) -> str:
     return "a text" if isinstance(name, str) else "a number"
-
-
-def _order(name: Class) -> tuple[bool, int, str]:
-    """Sort numbers, and texts of digits as in CSV, by what they count; other texts behind them."""
-    text = str(name)
-    is_number = text.removeprefix("-").isdecimal()
-    return not is_number, int(text) if is_number else 0, text
