@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from job_processes import phase_of, processes_of
+from orchestrate_runs import TWO_STAGES, InProcess
+from small_disk import small_disk
 from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.errors import RunCancelled, StageFailed
@@ -16,6 +18,7 @@ from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
+from redco_flow.tracking.locks import find_holder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -126,6 +129,33 @@ def read_starts(folder):
     return (folder / "starts").read_text()
 
 
+@pytest.fixture
+def on_small_disk(slurm, workspace):
+    """The workspace on a disk of 2 MB, and the settings of jobs on a node that sees it."""
+    node = slurm.nodes[0]
+    slurm.kill_node(node)  # it does not see what is mounted later
+    with small_disk(workspace, 2 << 20):
+        slurm.start_node(node)
+        slurm.wait_until_idle()
+        yield {"options": [f"--nodelist={node}"]}
+        slurm.kill_node(node)
+    slurm.start_node(node)
+
+
+def test_a_full_disk_is_named_in_the_jobs_records_although_it_is_full(
+    on_small_disk, submit, workspace
+):
+    """Fault 20: Slurm's own log of the job and its last command find no room either."""
+    job = submit("fill_disk", settings=on_small_disk)
+
+    assert job.wait_seconds(400), job.status()
+
+    assert job.status().source == "exit.json"
+    assert job.state == "FAILED"
+    assert f"The file system at {workspace} is full: " in job.status().message
+    assert "Free space" in job.status().message
+
+
 def test_a_job_that_a_node_refuses_starts_on_another(slurm, submit):
     """Slurm drains a node whose prolog fails, and holds the job until it is released."""
     slurm.break_node(slurm.nodes[0])
@@ -202,16 +232,21 @@ SlurmExecutor(workspace, Config()).submit_call(attempt)
 """
 
 
-def submit_and_die(workspace, tmp_path, sbatch):
-    """Submit from a process that sbatch, which stands before the real one on PATH, kills."""
+def path_with(tmp_path, sbatch):
+    """PATH with an sbatch before the real one that kills the process which calls it."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\nkill -9 $PPID\n")
     (programs / "sbatch").chmod(0o755)
+    return f"{programs}{os.pathsep}{os.environ['PATH']}"
+
+
+def submit_and_die(workspace, tmp_path, sbatch):
+    """Submit from a process that sbatch kills."""
     kinds = str(Path(__file__).parent.parent / "launch" / "kinds")
     done = subprocess.run(
         [sys.executable, "-c", SUBMIT, kinds, str(workspace), str(tmp_path)],
-        env=os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+        env=os.environ | {"PATH": path_with(tmp_path, sbatch)},
     )
     assert done.returncode == -signal.SIGKILL
     (record,) = workspace.rglob("job.json")
@@ -246,6 +281,22 @@ def test_a_submission_that_never_reached_slurm_is_lost_and_may_be_repeated(
     assert job.state == "NEVER_SUBMITTED"
     assert "never got" in job.status().message
     assert slurm.jobs() == {}
+
+
+def test_a_stage_whose_submission_never_reached_slurm_is_submitted_again(
+    runs, tmp_path, monkeypatch
+):
+    """Fault 12, to its end."""
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", path_with(tmp_path, "true"))
+        run = runs.start(TWO_STAGES)
+        wait_until(lambda: run.attempt("preprocess", 1).job_path.exists())
+        wait_until(lambda: find_holder(run) is None)
+
+    driven = InProcess(run)
+
+    assert driven.end().state == "completed", driven.said
+    assert [len(run.attempts(stage)) for stage in ("preprocess", "train")] == [2, 1]
 
 
 def test_odd_names_and_values_never_reach_a_shell(slurm, tmp_path):

@@ -1,10 +1,5 @@
 """Real training on the test cluster: the same result as at home, and no step lost."""
 
-import os
-import signal
-import subprocess
-import sys
-
 import pytest
 from job_processes import held
 from tiny_stages.calls import wait_until
@@ -130,44 +125,6 @@ def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
     outcome = driven.end()
 
     assert outcome.message == "2 stages completed, 2 of them reused"
-
-
-LAUNCH = """
-import sys
-sys.path[:0] = sys.argv[2:]
-from pathlib import Path
-from pipelines import Driven
-from redco_flow.tracking.run_directory import RunDirectory
-driven = Driven(RunDirectory(Path(sys.argv[1])))
-driven.end()
-"""
-
-
-@pytest.mark.parametrize("accepted", [True, False])
-def test_a_launcher_that_dies_while_it_submits_leaves_one_job_in_all(slurm, folder, accepted):
-    """Fault 12, to its end: the job is found by its name, or else submitted for the first time."""
-    run = make_run(folder, workspace=f"dies-{accepted}", until="preprocess", **ONE_PROCESS)
-    programs = folder / f"bin-{accepted}"
-    programs.mkdir()
-    real = subprocess.check_output(["which", "sbatch"], text=True).strip()
-    submit = f'{real} "$@"' if accepted else "true"
-    (programs / "sbatch").write_text(f"#!/bin/sh\n{submit}\nkill -9 $PPID\n")
-    (programs / "sbatch").chmod(0o755)
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-    launcher = launch(run, environment)
-    assert launcher.wait() == -signal.SIGKILL
-
-    driven = Driven(run)
-    outcome = driven.end()
-
-    assert outcome.state == "completed", "\n".join(driven.said)
-    assert len(run.attempts("preprocess")) == (1 if accepted else 2)
-
-
-def launch(run, environment=None):
-    """Drive a run from a process of its own."""
-    search = [path for path in sys.path if "tests" in path]
-    return subprocess.Popen([sys.executable, "-c", LAUNCH, str(run.path), *search], env=environment)
 
 
 def wait_for_step(run, step):

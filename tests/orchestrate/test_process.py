@@ -12,7 +12,6 @@ from orchestrate_runs import (
     DIAMOND,
     TWO_STAGES,
     Runs,
-    count_lines,
     events,
     kill_launcher,
     until,
@@ -171,18 +170,28 @@ def test_cancelling_a_run_ends_its_jobs_flow_and_process_and_it_can_be_retried(
     assert [stage["attempt"] for stage in state["stages"].values()] == [1, 2]
 
 
-def test_a_killed_launchers_job_runs_on_and_resume_finds_it(runs, api, held, gate, executions):
+def test_the_job_of_a_launcher_that_is_terminated_or_killed_runs_on_and_resume_finds_it(
+    runs, api, held, gate, executions
+):
     """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
     as crashed.
     """
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
-    zombie = api.running_flow_run_of(run)["id"]
-    kill_launcher(run)
+    terminated = api.running_flow_run_of(run)["id"]
     job = run.attempt("train", 1).read_job()
+    os.kill(find_holder(run).holder.pid, signal.SIGTERM)
+    until(lambda: find_holder(run) is None)
+    assert api.ended_flow_run_of(run)["state"]["type"] == "CRASHED"
+    assert run.read_state()["state"] == "running"
+    assert run.attempt("train", 1).read_exit() is None
 
     resume_run(run)
-    until(lambda: "job_reattached" in events(run))
+    until(lambda: events(run).count("job_reattached") == 1)
+    killed = api.running_flow_run_of(run)["id"]
+    kill_launcher(run)
+    resume_run(run)
+    until(lambda: events(run).count("job_reattached") == 2)
     gate.touch()
     state = wait_for_end(run)
 
@@ -190,27 +199,10 @@ def test_a_killed_launchers_job_runs_on_and_resume_finds_it(runs, api, held, gat
     assert state["stages"]["train"]["attempt"] == 1
     assert run.attempt("train", 1).read_job() == job
     assert executions.read_text().split()[::3] == ["preprocess", "train"]
-    until(lambda: api.flow_run_of(run)["id"] != zombie)
-    until(lambda: api.flow_run(zombie)["state"]["type"] == "CRASHED")
-    assert "resume" in api.flow_run(zombie)["state"]["message"]
+    until(lambda: api.flow_run_of(run)["id"] not in (terminated, killed))
+    until(lambda: api.flow_run(killed)["state"]["type"] == "CRASHED")
+    assert "resume" in api.flow_run(killed)["state"]["message"]
     assert api.ended_flow_run_of(run)["state"]["type"] == "COMPLETED"
-
-
-def test_a_terminated_launcher_leaves_its_jobs_running(runs, api, held, gate, executions):
-    run = runs.start(TWO_STAGES, held)
-    wait_for_stage(run, "train")
-    api.running_flow_run_of(run)
-    os.kill(find_holder(run).holder.pid, signal.SIGTERM)
-    until(lambda: find_holder(run) is None)
-
-    assert api.ended_flow_run_of(run)["state"]["type"] == "CRASHED"
-    assert run.read_state()["state"] == "running"
-    assert run.attempt("train", 1).read_exit() is None
-    resume_run(run)
-    gate.touch()
-
-    assert wait_for_end(run)["state"] == "completed"
-    assert count_lines(executions) == 2
 
 
 def test_a_completed_run_is_not_resumed(diamond):
