@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -27,7 +28,7 @@ def as_array(values: np.ndarray, dtype: Any = np.float32) -> jax.Array:
 def numbered(tree: Any) -> Any:
     """Return arrays of which no two numbers are equal, without a training's step."""
     return jax.tree.map(
-        lambda leaf: as_array(np.asarray(leaf) + np.arange(leaf.size).reshape(leaf.shape)), tree
+        lambda leaf: leaf + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), tree
     )
 
 
