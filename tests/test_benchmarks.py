@@ -60,29 +60,6 @@ def test_a_program_for_gpus_sends_and_keeps_what_the_closed_forms_say(measure):
     assert 0.98 * kept < record["temporary_bytes"] < 1.7 * kept
 
 
-def test_a_step_multiplies_by_a_frozen_head_twice(measure):
-    """Of 3.9 GiB of logits, in chunks; for another head three times: `tests/cli/test_fit.py`."""
-    rows, length, layers, width, units, vocab_size, rank = 8, 2048, 2, 2048, 8192, 128256, 16
-    given = ["--model", "llama-3.2-1b", "--mesh", "one device", "--remat", "none", "--whole"]
-    given += ["--layers", str(layers), "--rows", str(rows), "--length", str(length)]
-    given += ["--lora", str(rank)]
-
-    (record,) = measure("step_memory.py", "--target", "h100", *given)["step_memory"]
-
-    heads = 2 * width + 2 * 512  # outputs of queries, keys and values
-    kernels = layers * (width * (heads + 3 * units)) + width * vocab_size
-    factors = layers * (2 * width + width + 1024 + 2 * width + 2 * width + 3 * units)
-    each = 4 * kernels + 6 * rank * factors
-    assert record["product_tflop"] == pytest.approx(each * rows * length / 1e12, rel=0.02)
-
-
-def test_the_mesh_of_the_search_is_as_fast_as_the_fastest_of_all_that_are_compiled(measure):
-    found = measure("mesh_search.py", "llama-2")["mesh_search"]
-
-    assert found["worst_ratio"] <= 1.05
-    assert found["compiled"] < found["meshes"] == 3
-
-
 def test_windows_and_soft_caps_of_packed_rows_form_no_scores_on_gpus(measure):
     """Nor are keys and values repeated for their heads, as they are for JAX's own kernel."""
     given = ["--target", "a100", "--lengths", "2048", "--window", "256", "--cap", "50", "--xla"]

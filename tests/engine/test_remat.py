@@ -40,7 +40,7 @@ FAMILIES = {
     "gpt2": {
         "vocab_size": 64, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_inner": UNITS,
         "n_positions": 100, "bos_token_id": 2, "eos_token_id": 1,
-        "resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2,
+        "resid_pdrop": 0.2, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
     },
     "bart": {
         "vocab_size": 64, "d_model": WIDTH, "encoder_layers": LAYERS, "decoder_layers": LAYERS,

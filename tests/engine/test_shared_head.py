@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.lora import plan_lora
+from redco_flow.engine.step.program import Program
 from redco_flow.models.transformer.language_model import Head, score
 from tests.engine.traffic import read_collectives
 
@@ -122,6 +123,15 @@ def test_the_step_is_that_of_one_device(on_one_device, mesh, name):
 def test_the_step_is_that_of_one_device_where_the_head_has_factors_alone():
     steps = [stepped(plan_of(mesh, "in chunks", lora="head")) for mesh in (MESHES["fsdp 8"], {})]
     assert_equal(*steps)
+
+
+@pytest.mark.parametrize(("trainable", "num_products"), [("table", 2), (None, 3)])
+def test_a_frozen_head_is_multiplied_by_twice_and_another_three_times(trainable, num_products):
+    """With the chunks' losses and, at once, the gradients of hidden states and of the head."""
+    program = Program(plan_of({}, "in chunks", trainable=trainable).compile().as_text())
+
+    num_tokens = ROWS * 9  # of 8 a row, which 3 chunks fill up
+    assert program.flops() == num_products * 2 * num_tokens * WIDTH * VOCAB
 
 
 def wire_bytes(plan):

@@ -5,14 +5,10 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from PIL import Image
 
-from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.trainer import Trainer
 from redco_flow.recipes import text_to_image
-from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.text_to_image.config import Settings
 from redco_flow.recipes.text_to_image.run import Level, ddim_step, level_at, to_image, to_patches
 
@@ -217,33 +213,3 @@ def test_images_of_pillow_are_read_in_grey_or_colours():
 def test_settings_that_do_not_fit_are_told(settings, message):
     with pytest.raises(ValueError, match=message):
         Settings(**settings)
-
-
-def trained(num_model_shards):
-    """The losses of four steps, and the parameters after them."""
-    recipe = find_recipe("text_to_image").make({"settings": SMALL}, None)
-    deployer = Deployer(num_model_shards, devices=jax.devices()[:num_model_shards])
-    batch = recipe.collate_fn(examples(2))
-    rules = deployer.get_sharding_rules(
-        recipe.abstract_params(), recipe.loss_fn, batch, None, False
-    )
-    trainer = Trainer(
-        deployer,
-        collate_fn=recipe.collate_fn,
-        loss_fn=recipe.loss_fn,
-        params=jax.tree.map(np.asarray, trained_params()),
-        optimizer=optax.sgd(0.01),
-        sharding_rules=rules,
-        global_batch_size=8,
-    )
-    trainer.fit(examples(16), num_epochs=2)
-    return trainer.eval_loss(examples(16)), jax.tree.map(np.asarray, trainer.state["params"])
-
-
-@pytest.mark.slow
-def test_two_model_shards_learn_the_same():
-    loss, params = trained(1)
-    sharded_loss, sharded = trained(2)
-
-    assert sharded_loss == pytest.approx(loss, rel=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, sharded)

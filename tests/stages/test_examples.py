@@ -5,11 +5,8 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from example_scripts import assert_close, load_example, run_by_hand
-
-from redco_flow import Deployer, Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -70,35 +67,6 @@ def test_maml_tells_new_characters_apart(run_over):
     assert chance == 0.2
     assert before == pytest.approx(chance, abs=0.03)
     assert found > 0.27
-
-
-def test_maml_on_glyphs_takes_the_same_steps_over_two_model_shards():
-    """SGD's, for Adam's divide what is nearly nothing by itself."""
-    maml = load_example("maml_glyphs")
-    source = np.random.default_rng(0)
-    characters = source.integers(0, 256, (9, 4, 16, 16)).astype(np.uint8)
-    collate_fn = maml.make_collate_fn(characters, num_ways=5, num_shots=1)
-
-    def trained(num_shards):
-        deployer = Deployer(num_shards, devices=jax.devices()[:num_shards], seed=0)
-        params = maml.init_params(0, num_ways=5)
-        trainer = Trainer(
-            deployer,
-            collate_fn=collate_fn,
-            loss_fn=maml.make_loss_fn(0.4),
-            params=params,
-            optimizer=optax.sgd(0.1),
-            sharding_rules=deployer.get_sharding_rules(
-                params, maml.apply, collate_fn([0])["query"][0]
-            ),
-            global_batch_size=32,
-        )
-        trainer.fit(range(96), num_epochs=1)
-        return jax.tree.map(np.asarray, trainer.state["params"])
-
-    one, two = trained(1), trained(2)
-
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, two)
 
 
 def test_a_task_of_maml_has_no_font_in_support_and_query():

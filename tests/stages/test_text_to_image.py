@@ -17,6 +17,7 @@ TRAIN = RECIPE | {
     "schedule": {"type": "cosine", "warmup_steps": 10},
     "eval": {"every_epochs": 4},
     "keep": {"best": ["eval_loss"]},
+    "num_model_shards": 2,
 }
 EVALUATE = {"metrics": ["image_retrieval"]}
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_pictures_show_their_captions(bench):
-    """Over two model shards: `tests/recipes/test_text_to_image.py`."""
+    """Trained over two model shards."""
     dataset = bench.run(preprocess, RECIPE | {"data": DATA})["dataset"]
 
     checkpoints = bench.run(train, TRAIN, {"dataset": [dataset]})

@@ -420,8 +420,8 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
 
 
 @pytest.mark.slow
-def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(bench, dataset, pretrained):
-    """Over meshes: `tests/engine/test_lora.py`."""
+def test_factors_learn_over_a_base_of_4_bits(bench, dataset, pretrained):
+    """Over meshes: `tests/engine/test_lora.py`; resumed: `test_preference.py` here."""
     settings = {
         **SETTINGS,
         "model": {"name_or_path": str(pretrained)},
@@ -432,21 +432,15 @@ def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(bench, d
             "base_dtype": "nf4",
             "dropout": 0.1,
         },
-        "keep": {"last": 2},
+        "keep": {"last": 1},
         "log_every_steps": 3,
     }
-    inputs = {"dataset": [dataset]}
-    whole = bench.run(train, settings, inputs, work="whole")["checkpoint/last"]
+
+    last = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
+
     losses = [record["loss"] for record in bench.records() if record["kind"] == "training"]
-
-    resumed = bench.run(train, settings, inputs, work=bench.rewind("whole", 3))["checkpoint/last"]
-
     assert losses[-1] < losses[0]
-    assert bench.start_step() == 3
-    expected, found = params_of(whole), params_of(resumed)
-    for path, values in expected.items():
-        assert values.dtype == np.float32
-        np.testing.assert_array_equal(found[path], values, err_msg=path)
+    assert {values.dtype for values in params_of(last).values()} == {np.dtype(np.float32)}
 
 
 @pytest.mark.slow

@@ -21,9 +21,10 @@ NUM_EPOCHS = 2
 NUM_STEPS = 9 * NUM_EPOCHS
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ROWS = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS[:4] for b in WORDS for c in WORDS[:3]]
-TINY = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.1}
-SETTINGS = {
-    "model": {"config": TINY},
+TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "resid_pdrop": 0.1}
+RECIPE = {"recipe": "language_modeling"}
+SETTINGS = RECIPE | {
+    "model": {"family": "gpt2", "config": TINY},
     "num_epochs": NUM_EPOCHS,
     "global_batch_size": 8,
     "learning_rate": 0.01,
@@ -44,7 +45,7 @@ from redco_flow.launch.call import Staging
 from redco_flow.runtime.context import InputArtifact, StageContext
 from redco_flow.runtime.staging import staged
 from redco_flow.tracking.attempt import AttemptDirectory
-import redco_flow.recipes.text_to_text.run  # what each trainer imports is imported once
+import redco_flow.recipes.language_modeling.run  # what each trainer imports is imported once
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 root, num_kills = Path(sys.argv[1]), int(sys.argv[2])
@@ -109,7 +110,7 @@ def train_and_kill(bench, write_rows):
         "validation_fraction": 0.25,
     }
     lengths = {"max_source_length": 8, "max_target_length": 8}
-    dataset = bench.run(preprocess, {"data": data, **lengths})["dataset"]
+    dataset = bench.run(preprocess, RECIPE | {"data": data, **lengths})["dataset"]
     given = {"id": dataset.id, "kind": dataset.kind, "path": str(dataset.path)}
     arguments = [json.dumps(SETTINGS), json.dumps({**given, "manifest": dict(dataset.manifest)})]
     one_device = re.sub("(device_count)=8", r"\1=1", os.environ["XLA_FLAGS"])
