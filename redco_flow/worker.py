@@ -50,7 +50,7 @@ from redco_flow.runtime.publication import check_outputs, publish, write_result
 from redco_flow.runtime.staging import staged
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.code_digest import is_source_file, module_digests, source_digests
+from redco_flow.tracking.code_digest import digests_of, is_source_file, source_digests
 from redco_flow.tracking.file_lock import HOLDERS, HeldLock, LockLost
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, claim_result, fingerprint
@@ -222,7 +222,8 @@ def _check_code(call: Call) -> None:
     expected: Mapping[str, str] = call.ingredients.get("code", {})
     kind, config = _kind_and_config(call)
     found = {
-        **module_digests(name for name in expected if not is_source_file(name)),
+        # What is imported is in `expected`: other imports are in a file that differs itself.
+        **digests_of([name for name in expected if not is_source_file(name)]),
         **source_digests(kind.code_files(config)),
     }
     changed = [name for name, digest in expected.items() if found.get(name) != digest]
