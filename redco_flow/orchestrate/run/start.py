@@ -348,7 +348,7 @@ def start_process(
     """
     with open(leased.log_path, "ab", opener=open_no_link) as log:
         offset = log.tell()
-        start = _fork_process if forks and _can_fork(record) else _execute_process
+        start = _fork_process if forks and _can_fork(record, log) else _execute_process
         pid = start(words, record, log)
     deadline = time.monotonic() + _SECONDS_TO_START
     while (lease := find_holder(leased)) is None or lease.holder.pid != pid:
@@ -383,17 +383,18 @@ def _execute_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) 
     return process.pid
 
 
-def _can_fork(record: LaunchRecord) -> bool:
-    """Whether a fork is what a new process would be: a fork has only one of the threads."""
+def _can_fork(record: LaunchRecord, log: BinaryIO) -> bool:
+    """Whether a fork does what a new process would: it has one thread and standard streams."""
     is_alone = len(os.listdir("/proc/self/task")) == 1
     is_here = record.directory == str(Path.cwd())
-    return is_alone and is_here and record.variables == search_path.variables()
+    has_streams = log.fileno() > 2
+    return is_alone and is_here and has_streams and record.variables == search_path.variables()
 
 
 def _fork_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> int:
     """Run a module as a program, in a detached fork of this process; return the fork's id."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # its reader is gone
             stream.flush()
     if pid := os.fork():
         return pid
