@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -50,7 +51,7 @@ from redco_flow.runtime.publication import check_outputs, publish, write_result
 from redco_flow.runtime.staging import staged
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.code_digest import is_source_file, module_digests, source_digests
+from redco_flow.tracking.code_digest import digests_of, is_source_file, source_digests
 from redco_flow.tracking.file_lock import HOLDERS, HeldLock, LockLost
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, claim_result, fingerprint
@@ -151,6 +152,18 @@ def run_call(
         log(f"run {result.run} published this result already; reusing it.")
         group.call_off()
     write_result(attempt, result)
+    _remove_if_empty(context.work_dir)
+
+
+def _remove_if_empty(work_dir: Path) -> None:
+    """Remove a work directory in which nothing is but the lock, which this process holds.
+
+    A worker that waits for the lock makes both again, and finds the published result.
+    """
+    if [path.name for path in work_dir.iterdir()] == ["lock"]:
+        with suppress(OSError):  # that worker was faster
+            (work_dir / "lock").unlink()
+            work_dir.rmdir()
 
 
 def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:
@@ -222,7 +235,8 @@ def _check_code(call: Call) -> None:
     expected: Mapping[str, str] = call.ingredients.get("code", {})
     kind, config = _kind_and_config(call)
     found = {
-        **module_digests(name for name in expected if not is_source_file(name)),
+        # What is imported is in `expected`: other imports are in a file that differs itself.
+        **digests_of([name for name in expected if not is_source_file(name)]),
         **source_digests(kind.code_files(config)),
     }
     changed = [name for name, digest in expected.items() if found.get(name) != digest]

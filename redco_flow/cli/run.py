@@ -288,7 +288,7 @@ def _run(options: argparse.Namespace) -> int:
         run_id=options.run_id,
         fits=fits,
     )
-    spawn(run)
+    spawn(run, forks=True)
     sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.pins)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
     return _attend(run, options, **({"identity": identity} if identity else {}))

@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
@@ -297,13 +297,16 @@ def read_script(script: Path) -> ScriptCode:
 
 def changed_modules(digests: Mapping[str, str]) -> list[str]:
     """Return the modules of redco_flow in `digests` whose source has changed or is gone."""
-    package = _top_level(_OURS)
     ours = [name for name in digests if name.startswith(f"{_OURS}.")]
-    return [name for name in ours if _digest(_file(package, name)) != digests[name]]
+    found = digests_of(ours)
+    return [name for name in ours if found.get(name) != digests[name]]
 
 
-def _digest(file: Path | None) -> str | None:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else None
+def digests_of(modules: Collection[str]) -> dict[str, str]:
+    """Return the SHA-256 of these modules' files alone, by name, without those that are gone."""
+    places = {root: _top_level(root) for root in set(map(_root, modules))}
+    found = {name: _file(places[_root(name)], name) for name in modules}
+    return source_digests({name: file for name, file in found.items() if file is not None})
 
 
 @dataclass

@@ -186,7 +186,9 @@ def test_a_token_in_a_setting_is_refused_and_not_repeated(command):
 def test_ctrl_c_detaches_and_says_how_to_come_back(command):
     gate = command.folder / "gate"
     words = ("run", "sums.yaml", f"total.gate={gate}")
-    process = command.start(*words, start_new_session=True)
+    end, of_terminal = os.pipe()
+    process = command.start(*words, start_new_session=True, pass_fds=[of_terminal])
+    os.close(of_terminal)
     workspace = command.folder / "redco-workspace"
     wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 
@@ -194,6 +196,8 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(command):
     _, err = process.communicate(timeout=400)
 
     assert process.returncode == 130
+    os.set_blocking(end, False)
+    assert os.read(end, 1) == b""  # what drives the run has no file of the terminal's open
     run = json.loads(next(workspace.glob("runs/*/run.json")).read_text())["id"]
     assert f"redco-flow attach {run}" in err
     gate.touch()

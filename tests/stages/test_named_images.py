@@ -15,8 +15,8 @@ from stage_kinds import preprocess
 from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
 from redco_flow.spec.load import load_pipeline
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.data.guard import DataChanged
 from redco_flow.stages.data.named_images import named_images
-from redco_flow.stages.data.rows import DataChanged
 from redco_flow.tracking.workspace import Workspace
 
 RECIPE = {"recipe": "image_classification", "settings": {"image_size": 4, "num_channels": 1}}

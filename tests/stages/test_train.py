@@ -21,10 +21,11 @@ from redco_flow.runtime.context import Stopped
 from redco_flow.runtime.staging import staged
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
-from redco_flow.stages.artifacts.dataset import DataChanged, DatasetArtifact
+from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.hugging_face import ExportRequest, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
+from redco_flow.stages.data.guard import DataChanged
 from redco_flow.stages.train.plan import plan_training
 from redco_flow.stages.train.scores import CannotTrain, modes_of_best
 from redco_flow.tracking.attempt import Cause, ExitRecord

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from redco_flow import __version__
-from redco_flow.errors import DoesNotFit, RedcoFlowError, UsageError
+from redco_flow import __version__, search_path
+from redco_flow.errors import DoesNotFit, RedcoFlowError, RunCancelled, UsageError
 from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.calls import job_resources
@@ -270,7 +272,7 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False, launcher: str = "
     spawn(run, leave_cancelled=only_failed)
 
 
-def spawn(run: RunDirectory, *, leave_cancelled: bool = False) -> None:
+def spawn(run: RunDirectory, *, leave_cancelled: bool = False, forks: bool = False) -> None:
     """Have a process drive the run; return when it holds the lease, or its job is submitted.
 
     That is the process of another run, where one of the same environment is at work, or a new one.
@@ -278,6 +280,7 @@ def spawn(run: RunDirectory, *, leave_cancelled: bool = False) -> None:
 
     Args:
         leave_cancelled: as of `RunSession`.
+        forks: as of `start_process`.
 
     Raises:
         RedcoFlowError: it ended at once; the message has its last words.
@@ -302,6 +305,7 @@ def spawn(run: RunDirectory, *, leave_cancelled: bool = False) -> None:
         record,
         # A run of reused stages may be over before we look.
         is_over=lambda: run.read_state()["state"] in ENDED_RUN_STATES,
+        forks=forks,
     )
 
 
@@ -325,6 +329,7 @@ def start_process(
     record: LaunchRecord,
     *,
     is_over: Callable[[], bool],
+    forks: bool = False,
 ) -> None:
     """Start a detached process that drives a run or a sweep; wait until it holds the lease.
 
@@ -334,36 +339,81 @@ def start_process(
         words: the module and its arguments.
         record: how the run, or a sweep's first one, was launched.
         is_over: whether the process has done its work, and has let go of the lease.
+        forks: whether it may be a fork of this process, which has imported most of what it needs.
+            Such a process leaves this function by SystemExit, so only a program that has nothing
+            else to do may ask for it.
 
     Raises:
         RedcoFlowError: it ended at once; the message has its last words.
     """
     with open(leased.log_path, "ab", opener=open_no_link) as log:
         offset = log.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *words],
-            cwd=record.directory if Path(record.directory).is_dir() else None,
-            env=os.environ | record.variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        start = _fork_process if forks and _can_fork(record, log) else _execute_process
+        pid = start(words, record, log)
     deadline = time.monotonic() + _SECONDS_TO_START
-    while (lease := find_holder(leased)) is None or lease.holder.pid != process.pid:
-        has_left = process.poll() is not None
+    while (lease := find_holder(leased)) is None or lease.holder.pid != pid:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        has_done = ended and os.waitstatus_to_exitcode(status) in (0, RunCancelled.exit_code)
         # Where another process has the lease, it was faster.
-        if process.returncode in (0, 5) or is_over() or (has_left and lease is not None):
+        if has_done or is_over() or (ended and lease is not None):
             break
-        if has_left or time.monotonic() > deadline:
-            process.kill()
+        if ended or time.monotonic() > deadline:
+            if not ended:
+                os.kill(pid, signal.SIGKILL)
             raise RedcoFlowError(
                 f"{name} could not be started; {leased.log_path} says:\n"
                 f"{_last_words(leased.log_path, offset)}"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _execute_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> int:
+    """Start Python with a module and its arguments, detached; return the process's id."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", *words],
+        cwd=record.directory if Path(record.directory).is_dir() else None,
+        env=os.environ | record.variables,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
     # Its end does not matter here; without this Python would complain of a lost child.
     process.returncode = 0
+    return process.pid
+
+
+def _can_fork(record: LaunchRecord, log: BinaryIO) -> bool:
+    """Whether a fork does what a new process would: it has one thread and standard streams."""
+    is_alone = len(os.listdir("/proc/self/task")) == 1
+    is_here = record.directory == str(Path.cwd())
+    has_streams = log.fileno() > 2
+    return is_alone and is_here and has_streams and record.variables == search_path.variables()
+
+
+def _fork_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> int:
+    """Run a module as a program, in a detached fork of this process; return the fork's id."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # its reader is gone
+            stream.flush()
+    if pid := os.fork():
+        return pid
+    os.setsid()
+    with open(os.devnull, "rb") as nothing:
+        for number, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), number)
+    # All files that Python opens are closed in programs that it starts; these came from outside.
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if number > 2 and os.get_inheritable(number):
+                os.close(number)
+    sys.stdout = sys.stderr = open(  # noqa: SIM115 (to the end of the process)
+        2, "w", buffering=1, errors="backslashreplace", closefd=False
+    )
+    os.environ.update(record.variables)
+    sys.argv[1:] = words[1:]
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    sys.exit(0)
 
 
 def _take_over(run: RunDirectory) -> Lease:

@@ -8,7 +8,7 @@ no tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,7 @@ from typing import Any
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics.confusion import ClassNames
 from redco_flow.recipes.recipe import Class, TokenLengths
-from redco_flow.records import digest_file, read_json
-from redco_flow.runtime.context import StageContext
-from redco_flow.spec.stage_kind import NamedFiles
+from redco_flow.records import read_json
 from redco_flow.stages.artifacts.arrow_split import (
     BYTES,
     IDS,
@@ -30,10 +28,8 @@ from redco_flow.stages.artifacts.arrow_split import (
     Examples,
     RowSplit,
 )
-from redco_flow.stages.data.rows import DataChanged
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.tracking.dataset_rows import SUMMARY_FILE
-from redco_flow.tracking.file_digests import NAMED_BY, digest_named_files
 
 FORMAT = 3
 TOKENIZER_FOLDER = "tokenizer"
@@ -258,70 +254,3 @@ class DatasetArtifact:
 def split_file(split: str, block: int) -> str:
     """Return the name of the file with a split's share of a block."""
     return f"{split}-{block:05d}.arrow"
-
-
-_PLANNED = "since this run was planned"
-
-
-class DataGuard:
-    """Compare files with the plan's digests now, and again after they were read.
-
-    Args:
-        context: its provenance holds the fingerprint's ingredients; where it holds none (a stage
-            run by hand) there is nothing to compare with.
-        paths: the files that the stage reads.
-        named_files: returns the files that rows of these name; called where the plan has some.
-
-    Raises:
-        DataChanged: a file is not among those that were planned with.
-    """
-
-    def __init__(
-        self,
-        context: StageContext,
-        paths: Sequence[Path],
-        named_files: Callable[[], Mapping[Path, NamedFiles]] = dict,
-    ) -> None:
-        planned = context.provenance.get("ingredients", {}).get("data", {})
-        digests = {value for value in planned.values() if isinstance(value, str)}
-        self.digests = {}
-        for path in paths:
-            context.report(phase="checking data")
-            self.digests[path] = digest_file(path)
-            if digests and self.digests[path] not in digests:
-                raise DataChanged(_message(path, _PLANNED))
-        self._seen = {path: _identity(path) for path in paths}
-        if not any(name.startswith(NAMED_BY) for name in planned):
-            return
-        for path, files in named_files().items():
-            found = {}
-            for real in {one.real for one in files.values() if one}:
-                context.report(phase="checking data")
-                found[real] = digest_file(real)
-                self._seen[real] = _identity(real)
-            if digest_named_files(files, found) not in digests:
-                raise DataChanged(
-                    _message(path, "since this run was planned", "an image named in ")
-                )
-
-    def check_again(self) -> None:
-        """Refuse files that were written to while they were read.
-
-        Raises:
-            DataChanged: size or time of change differ from before.
-        """
-        for path, seen in self._seen.items():
-            if _identity(path) != seen:
-                raise DataChanged(_message(path, "while it was read"))
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def _message(path: Path, when: str, what: str = "") -> str:
-    return (
-        f"{what}{path}: changed {when}: its content is not what the stage's fingerprint was made "
-        "of. Nothing was written; run again to plan with what is there now."
-    )

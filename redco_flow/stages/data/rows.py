@@ -17,10 +17,6 @@ class BadRows(RedcoFlowError):
     """The data has rows that cannot be used and the pipeline does not allow to skip them."""
 
 
-class DataChanged(RedcoFlowError):
-    """A data file is not what the stage's fingerprint was made of."""
-
-
 class NoRows(RedcoFlowError):
     """A split has no usable row."""
 

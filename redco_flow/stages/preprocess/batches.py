@@ -12,7 +12,7 @@ from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.arrow_split import read_batches
 from redco_flow.stages.artifacts.curation import dropped_rows
-from redco_flow.stages.artifacts.dataset import DataGuard
+from redco_flow.stages.data.guard import DataGuard
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.source import open_sources
 from redco_flow.stages.data.splits import SPLITS

@@ -13,7 +13,7 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.records import digest_json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.spec.names import failure
-from redco_flow.stages.artifacts.dataset import DataGuard
+from redco_flow.stages.data.guard import DataGuard
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.stages.script.config import Config, data_files, words
 from redco_flow.stages.script.context import ScriptContext

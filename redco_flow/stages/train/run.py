@@ -40,9 +40,10 @@ from redco_flow.stages.artifacts.checkpoint import (
     checkpoint_identity,
     write_checkpoint_artifact,
 )
-from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DataGuard, DatasetArtifact
+from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DatasetArtifact
 from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
+from redco_flow.stages.data.guard import DataGuard
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
 from redco_flow.stages.train.continuation import BATCHING, check_steps_left, find_continuation
