@@ -271,7 +271,7 @@ class Trial:
             self.commands.repair(name)
 
     def _mend(self):
-        """Do what a site's administrator does: no node is drained, no job that a node refused held.
+        """Do what an administrator does: no node is drained, no job suspended, or held by a node.
 
         Slurm may hold one that has ended while its controller was down; it must then do nothing.
         """
@@ -280,6 +280,8 @@ class Trial:
                 node, state = line.split()
                 if state.rstrip("*") in ("down", "drained", "draining"):
                     self.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            for job in [job for job, state in self.cluster.jobs().items() if state == "SUSPENDED"]:
+                self.cluster.run("scontrol", "resume", job)
             held = self.cluster.run("squeue", "--noheader", "--format=%i %r").splitlines()
             for job in [line.split()[0] for line in held if "launch failed" in line]:
                 self.cluster.run("scontrol", "release", job)
