@@ -23,10 +23,11 @@ from redco_flow.orchestrate.recurring.deployments import (
     client_of,
     connect,
     delete_noted,
+    deploy,
     find_deployment,
 )
 from redco_flow.orchestrate.recurring.flow_runs import FlowRuns
-from redco_flow.orchestrate.recurring.serving import stop_serving
+from redco_flow.orchestrate.recurring.serving import restore, stop_serving
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.spec.yaml import read_yaml
 from redco_flow.tracking.locks import find_holder
@@ -204,6 +205,26 @@ def test_firings_that_are_due_at_once_run_no_more_than_allowed_at_a_time(served)
         client.delete_deployment(find_deployment("lost", client).id)
     assert pool.name == f"redco-flow-{getpass.getuser()}"
     assert pool.concurrency_limit == 1
+
+
+def test_a_look_asks_the_server_no_more_often_for_many_schedules(served):
+    """Fault 60: otherwise the server of 200 schedules is busy without end."""
+    served("schedule", "add", "weekly.yaml")
+    workspace = Workspace(served.folder / "redco-workspace")
+    numbers = []
+    with client_of(connect()) as client:
+        requests = []
+        client._client.event_hooks["request"].append(requests.append)
+        for name in ("second", "third"):
+            requests.clear()
+            restore(workspace, client, print)
+            FlowRuns(print).settle(client)
+            numbers.append(len(requests))
+            another = replace(directory_of(served).read(), name=name)
+            deploy(another, workspace, client)
+            ScheduleDirectory.of(workspace, name).write(another)
+
+    assert numbers[1] <= numbers[0]  # the first look also asks for the version of the server
 
 
 def test_a_schedule_that_is_edited_to_fire_too_often_is_switched_off(served):

@@ -1,8 +1,8 @@
 """Random sequences of faults over runs and sweeps of a real Slurm, and what must hold after them.
 
-`python tests/cluster/random_faults.py --seeds 0-199 --parallel 3 DIRECTORY` tries some, each
-worker on a cluster of its own. A seed decides the pipeline, the faults and their times; a failure
-prints them and leaves the files of its trial in DIRECTORY.
+`python tests/cluster/random_faults.py --seeds 0-199 --parallel 6 DIRECTORY` tries some, each
+worker on a cluster and a small disk of its own (so only as root). A seed decides the pipeline, the
+faults and their times; a failure prints them and leaves the files of its trial in DIRECTORY.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if __name__ == "__main__":
 import yaml  # noqa: E402
 from faulty_commands import FaultyCommands  # noqa: E402
 from slurm_cluster import running_cluster  # noqa: E402
+from small_disk import fill, small_disk  # noqa: E402
 
 from redco_flow.cli.view import read_run_view  # noqa: E402
 from redco_flow.orchestrate.run.launcher import launcher_status  # noqa: E402
@@ -84,29 +85,33 @@ COMMAND_FAULTS = {
 OTHER_FAULTS = (
     "kill_driver", "kill_driver", "detach_driver", "kill_supervisor", "kill_worker", "kill_script",
     "lose_node", "reboot_node", "requeue", "preempt", "terminate", "suspend", "hold", "scancel",
-    "resume", "cancel", "run_again", "restart_controller", "crash_controller",
+    "resume", "cancel", "run_again", "restart_controller", "crash_controller", "fill_disk",
 )  # fmt: skip
 # Words of a failure's message that name a fault.
 CAUSES = {
     "kill_worker": "SIGKILL",
     "kill_supervisor": "SIGKILL|no word|no rank",
-    "kill_script": "SIGKILL|Slurm says|no word|no rank",
+    "kill_script": "SIGKILL|Slurm says|no word|no rank|forgotten",
     "lose_node": "host went down|no word|NODE_FAIL|no rank",
     "reboot_node": "host went down|no word|NODE_FAIL|no rank",
     "scancel": "cancel",
     "cancel": "cancel",
     "crash_controller": "forgotten|no job named|cancel|no rank|no word",
-    "preempt": "cancel|no word",
+    "preempt": "cancel|no word|wanted for another job",
+    "fill_disk": "No space left|no word|no rank|full",
     "requeue": "no word",
+    "restart_controller": "no rank",  # srun does not reach it
 }
+AFTER_ANOTHER_JOB = "packed job ended before its turn|a job that it depends on did not complete"
 
 
 ENDS_OF_DRIVERS = {  # a job that drives a run has a script, too
     *("kill_driver", "detach_driver", "kill_script", "scancel", "cancel", "crash_controller"),
+    "fill_disk",
 }
 ENDS_OF_JOBS = {
     *("kill_supervisor", "kill_worker", "kill_script", "lose_node", "reboot_node", "requeue"),
-    *("preempt", "terminate", "scancel", "cancel", "crash_controller"),
+    *("preempt", "terminate", "scancel", "cancel", "crash_controller", "fill_disk"),
 }
 
 
@@ -118,15 +123,18 @@ class Trial:
     """One sequence of faults over the runs of one workspace.
 
     Args:
-        shim: the library of late files; None: files are never late.
+        shim: returns the library of a faulty file system by its name, for LD_PRELOAD.
+        disk: a small one, for the workspace; None: it is never full.
+        only: faults to draw from; None: all.
     """
 
-    def __init__(self, seed, cluster, folder, shim=None):
+    def __init__(self, seed, cluster, folder, shim, disk=None, only=None):
         self.random = random.Random(seed)
         self.seed = seed
         self.cluster = cluster
         self.folder = folder
-        self.workspace = Workspace.open(folder / "workspace")
+        self.disk = disk
+        self.workspace = Workspace((disk or folder) / "workspace")
         self.commands = FaultyCommands(folder / "slurm")
         self.since = time.monotonic()
         self.events = []
@@ -142,18 +150,23 @@ class Trial:
             "REDCO_FLOW_WORKSPACE": str(self.workspace.root),
             **cluster.environment,
         }
-        self._draw(shim)
+        self._draw(shim, only or (*COMMAND_FAULTS, *OTHER_FAULTS))
 
-    def _draw(self, shim):
+    def _draw(self, shim, faults):
         """Draw the pipeline, how it is run, and the faults with their times."""
         draw = self.random
         self.is_sweep = draw.random() < 0.33
         self.launcher = "slurm" if not self.is_sweep and draw.random() < 0.2 else "local"
-        is_late = draw.random() < 0.15 and self.launcher == "local" and shim is not None
+        file_system = draw.choices(["", "late_files", "node_locks"], [70, 15, 15])[0]
+        if self.launcher != "local" and file_system == "late_files":
+            file_system = ""
+        is_grouped = draw.random() < 0.25
         options = [] if self.is_sweep or draw.random() < 0.5 else ["--ahead"]
         if self.is_sweep:
             values = ",".join(str(n) for n in range(1, draw.randint(4, 8) + 1))
             options += ["--sweep", f"b.value={values}", "--max-parallel", str(draw.randint(2, 4))]
+            if draw.random() < 0.5 and not is_grouped:
+                options += ["--points-per-job", str(draw.randint(2, 4))]
         else:
             options += ["--launcher", self.launcher]
         self._run_words = ["run", "pipeline.yaml", "-p", "profile.yaml", "--detach", *options]
@@ -163,22 +176,22 @@ class Trial:
             "grace_seconds": 5,
             "retries": {"failed": draw.randint(0, 2), "lost": draw.randint(0, 1)},
         }
-        if is_late:
+        if file_system:
             late = {"LATE_FILES": "/exit.json:/result.json:/results/", "LATE_SECONDS": "8"}
-            self._env |= {"LD_PRELOAD": shim, **late}
+            self._env |= {"LD_PRELOAD": shim(file_system), "FLOCK": "absent", **late}
+        if file_system == "late_files":
             profile["slurm"] = {"setup": ["unset LD_PRELOAD"]}
         (self.folder / "profile.yaml").write_text(yaml.safe_dump(profile))
-        (self.folder / "pipeline.yaml").write_text(yaml.safe_dump(self._pipeline()))
-        faults = [*COMMAND_FAULTS, *OTHER_FAULTS]
+        (self.folder / "pipeline.yaml").write_text(yaml.safe_dump(self._pipeline(is_grouped)))
         self.faults = sorted(
-            (round(draw.uniform(0, 20), 1), _draw_seconds(draw), draw.choice(faults))
+            (round(draw.uniform(0, 20), 1), _draw_seconds(draw), draw.choice(list(faults)))
             for _ in range(draw.randint(3, 10))
         )
-        self.note(f"seed {self.seed}: {' '.join(options)}, late files: {is_late}, {profile}")
+        self.note(f"seed {self.seed}: {' '.join(options)}, {file_system or 'no shim'}, {profile}")
         for at, seconds, fault in self.faults:
             self.note(f"planned at {at} for {seconds}: {fault}")
 
-    def _pipeline(self):
+    def _pipeline(self, is_grouped):
         draw = self.random
         act = {"kind": "orchestrate_kinds.witness", "folder": str(self.folder)}
         links = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"]}
@@ -190,7 +203,7 @@ class Trial:
             stages[name] = {**act, "milliseconds": milliseconds}
             if metrics:
                 stages[name]["metrics"] = metrics
-        if draw.random() < 0.25:
+        if is_grouped:
             last, before = list(links)[-1], list(links)[-2]
             stages[before]["group"] = stages[last]["group"] = "together"
         return {"name": "witnessed", "stages": stages}
@@ -258,7 +271,7 @@ class Trial:
             self.commands.repair(name)
 
     def _mend(self):
-        """Do what a site's administrator does: no node is drained, no job that a node refused held.
+        """Do what an administrator does: no node is drained, no job suspended, or held by a node.
 
         Slurm may hold one that has ended while its controller was down; it must then do nothing.
         """
@@ -267,6 +280,8 @@ class Trial:
                 node, state = line.split()
                 if state.rstrip("*") in ("down", "drained", "draining"):
                     self.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            for job in [job for job, state in self.cluster.jobs().items() if state == "SUSPENDED"]:
+                self.cluster.run("scontrol", "resume", job)
             held = self.cluster.run("squeue", "--noheader", "--format=%i %r").splitlines()
             for job in [line.split()[0] for line in held if "launch failed" in line]:
                 self.cluster.run("scontrol", "release", job)
@@ -375,6 +390,13 @@ class Trial:
         self.cluster.kill_controller()
         return "", self.cluster.start_controller
 
+    def _fill_disk(self):
+        if self.disk is None:
+            return None
+        ballast = self.disk / f"another-users-{self.injected['fill_disk']}"
+        fill(ballast)
+        return "", ballast.unlink
+
     def _resume(self):
         return self._in_background("resume", "--detach")
 
@@ -440,13 +462,14 @@ class Trial:
 
     def _processes(self, program=""):
         """The processes of this trial, wherever they run."""
-        mark, found = f"{self.folder}/".encode(), []
+        marks, found = [f"{one}/".encode() for one in (self.folder, self.disk) if one], []
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 command = (entry / "cmdline").read_bytes()
                 if program.encode() not in command or int(entry.name) == os.getpid():
                     continue
-                if mark in command or mark in (entry / "environ").read_bytes():
+                known = command + (entry / "environ").read_bytes()
+                if any(mark in known for mark in marks):
                     found.append(int(entry.name))
         return sorted(found)
 
@@ -555,6 +578,7 @@ class Trial:
         if self.resumes and not self.failures and not ENDS_OF_DRIVERS & {*self.injected}:
             raise Violation(f"resumed without a cause: {self.resumes}")
         words = [CAUSES[fault] for fault in self.injected if fault in CAUSES]
+        words += [AFTER_ANOTHER_JOB] if ENDS_OF_JOBS & {*self.injected} else []
         for (run, stage, said), state in [*self.failures.items(), *self._failed_attempts()]:
             if not any(re.search(word, said) for word in words):
                 raise Violation(f"{run} {stage} {state} by no fault that was injected: {said}")
@@ -585,10 +609,10 @@ def _draw_seconds(draw):
     return round(draw.uniform(2, 15) if draw.random() < 0.8 else draw.uniform(30, 80), 1)
 
 
-def try_seed(seed, cluster, folder, shim=None):
+def try_seed(seed, cluster, folder, shim, disk=None, only=None):
     """Play one seed; return its trial and what does not hold, "" if all does."""
     cluster.wait_until_idle(120)
-    trial = Trial(seed, cluster, folder, shim)
+    trial = Trial(seed, cluster, folder, shim, disk, only)
     try:
         trial.run()
     except Violation as error:
@@ -600,22 +624,27 @@ def try_seed(seed, cluster, folder, shim=None):
     return trial, ""
 
 
-def _try_seeds(seeds, directory, shim):
+def _try_seeds(seeds, directory, only):
     """Try seeds on a cluster of this process's own; print each outcome.
 
     Returns:
         The seeds that failed, and those that were not tried as the cluster was not idle.
     """
     failed, skipped = [], []
-    with running_cluster() as cluster:
+    disk = directory / f"disk-{seeds[0]}"
+    # Nodes see only what was mounted before they were started.
+    with small_disk(disk, 256 << 20), running_cluster() as cluster:
         os.environ |= cluster.environment
         for seed in seeds:
             folder = directory / f"seed-{seed}"
             shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(disk / "workspace", ignore_errors=True)
             folder.mkdir(parents=True)
             began = time.monotonic()
             try:
-                trial, problem = try_seed(seed, cluster, folder, shim)
+                trial, problem = try_seed(
+                    seed, cluster, folder, lambda name: str(directory / f"{name}.so"), disk, only
+                )
             except RuntimeError as error:
                 print(f"seed {seed}: the cluster is started again: {error}", flush=True)
                 cluster.start_anew()
@@ -632,6 +661,7 @@ def _try_seeds(seeds, directory, shim):
                 failed.append(seed)
                 trial.note(f"FAILED: {problem}")
                 print("\n".join(trial.events), flush=True)
+                shutil.copytree(trial.workspace.root, folder / "workspace", dirs_exist_ok=True)
             else:
                 shutil.rmtree(folder / "home", ignore_errors=True)
     return failed, skipped
@@ -643,16 +673,21 @@ def main():
     parser.add_argument("directory", type=Path, help="gets the files of the trials")
     parser.add_argument("--seeds", default="0-9", help="as 0-199, or 3,5")
     parser.add_argument("--parallel", type=int, default=1, help="clusters at once")
-    parser.add_argument("--shim", help="tests/shims/late_files.c, as `cc -shared -fPIC` builds it")
+    parser.add_argument("--only", help="kinds of faults, as kill_driver,resume; otherwise all")
     options = parser.parse_args()
     seeds = []
     for part in options.seeds.split(","):
         first, _, last = part.partition("-")
         seeds += range(int(first), int(last or first) + 1)
     directory = options.directory.absolute()
-    shares = [seeds[n :: options.parallel] for n in range(options.parallel)]
+    directory.mkdir(parents=True, exist_ok=True)
+    for source in (HERE.parent / "shims").glob("*.c"):
+        library = directory / f"{source.stem}.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    only = options.only and options.only.split(",")
+    shares = [seeds[n :: options.parallel] for n in range(min(options.parallel, len(seeds)))]
     with ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn")) as pool:
-        given = [pool.submit(_try_seeds, share, directory, options.shim) for share in shares]
+        given = [pool.submit(_try_seeds, share, directory, only) for share in shares]
         outcomes = [one.result() for one in given]
     failed = sorted(seed for one, _ in outcomes for seed in one)
     skipped = sorted(seed for _, one in outcomes for seed in one)

@@ -17,11 +17,20 @@ def end(attempt, srun_exit_code=1):
     return attempt.read_exit()
 
 
-def test_ranks_that_could_not_be_started_are_a_failure_that_names_the_log(attempt):
+UNREACHABLE = "srun: error: Unable to confirm allocation for job 7: Unable to contact controller"
+
+
+@pytest.mark.parametrize(
+    ("log", "why"), [("", ""), (f"{UNREACHABLE}\nsrun: Check it\n", f" ({UNREACHABLE})")]
+)
+def test_ranks_that_could_not_be_started_are_a_failure_with_what_srun_said(attempt, log, why):
+    attempt.logs.mkdir()
+    (attempt.logs / "slurm.log").write_text(log)
+
     record = end(attempt)
 
     assert record.cause == "failed"
-    assert record.message == "no rank started, srun ended with 1; see logs/slurm.log."
+    assert record.message == f"no rank started, srun ended with 1{why}; see logs/slurm.log."
 
 
 def test_a_rank_whose_supervisor_was_killed_has_begun(attempt):

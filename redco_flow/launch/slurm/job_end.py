@@ -34,11 +34,12 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     attempt = AttemptDirectory(options.attempt)
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    begun = "no rank left a record of its end" if attempt.ranks_with_logs() else "no rank started"
-    killed = (
-        " (a process was killed by SIGKILL)" if options.srun_exit_code == KILLED_EXIT_CODE else ""
-    )
-    said = f"{begun}, srun ended with {options.srun_exit_code}{killed}; see {options.log}."
+    begun, why = "no rank left a record of its end", ""
+    if not attempt.ranks_with_logs():
+        begun, why = "no rank started", _last_error(attempt.path / options.log)
+    if options.srun_exit_code == KILLED_EXIT_CODE:
+        why = " (a process was killed by SIGKILL)"
+    said = f"{begun}, srun ended with {options.srun_exit_code}{why}; see {options.log}."
     record = judge(
         read_endings(attempt, restart),
         options.num_processes,
@@ -54,6 +55,15 @@ def main(arguments: list[str]) -> int:
     if record.cause is not Cause.COMPLETED:
         end_later_stages(map(AttemptDirectory, options.later), attempt, record.cause)
     return 0 if record.cause is Cause.COMPLETED else 1
+
+
+def _last_error(log: Path) -> str:
+    """Return the last error of srun in a job's log, in brackets; "" where there is none."""
+    if not log.is_file():
+        return ""
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("srun: error: ")]
+    return f" ({errors[-1]})" if errors else ""
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

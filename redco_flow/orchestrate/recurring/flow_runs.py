@@ -96,20 +96,26 @@ class FlowRuns:
         self._threads = {key: one for key, one in self._threads.items() if one.thread.is_alive()}
         is_shared = _has_other_machines(client)
         own: dict[UUID | None, DeploymentResponse] = {}
-        for deployment in deployments(client):
+        found = deployments(client)
+        flow_runs = _open_flow_runs([one.id for one in found], client)
+        for deployment in found:
             # One schedule whose records are damaged must not keep the others from firing.
             with self._said_once(f"schedule '{deployment.name}'"):
                 directory = _directory_of(deployment)
                 if not (directory.path / "schedule.json").exists():
                     continue  # of another machine, or its workspace was deleted
                 own[deployment.id] = deployment
-                self._settle_deployment(directory, deployment, client, url, is_shared=is_shared)
+                its_own = [one for one in flow_runs if one.deployment_id == deployment.id]
+                self._settle_deployment(
+                    directory, deployment, its_own, client, url, is_shared=is_shared
+                )
         return own
 
     def _settle_deployment(
         self,
         directory: ScheduleDirectory,
         deployment: DeploymentResponse,
+        open_flow_runs: list[FlowRun],
         client: SyncPrefectClient,
         url: str,
         *,
@@ -120,9 +126,11 @@ class FlowRuns:
             self._log(f"warning: {problem}")
         num_active = sum(bool(one.active) for one in deployment.schedules) - len(problems)
         fires = not deployment.paused and num_active > 0
-        watch_only_while(directory.name, client, fires=fires)
+        schedule = unless_damaged(directory.read)
+        if schedule is not None and schedule.no_run_for:
+            watch_only_while(directory.name, client, fires=fires)
         firings = {one.id: one for one in directory.firings()}
-        flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
+        flow_runs = {str(one.id): one for one in open_flow_runs}
         for key, flow_run in flow_runs.items():
             has_ended = key in firings and firings[key].has_ended
             if has_ended and key in self._threads and self._threads[key].url != url:
@@ -266,6 +274,7 @@ def _read(
     *,
     sort: Any = None,
     limit: int = 200,
+    offset: int = 0,
     **chosen: Any,
 ) -> list[FlowRun]:
     """Return flow runs of deployments in states of these types.
@@ -288,6 +297,7 @@ def _read(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=of_deployments)),
         sort=sort,
         limit=limit,
+        offset=offset,
     )
 
 
@@ -329,13 +339,17 @@ def _age_of(state: State[Any]) -> float:
     return float((datetime.now(UTC) - state.timestamp).total_seconds())
 
 
-def _open_flow_runs(deployment_id: Any, client: SyncPrefectClient) -> list[FlowRun]:
-    """Return a deployment's flow runs that have begun and have no good end."""
+def _open_flow_runs(of_deployments: list[Any], client: SyncPrefectClient) -> list[FlowRun]:
+    """Return the deployments' flow runs that have begun and have no good end."""
     from prefect.client.schemas.filters import FlowRunFilterExpectedStartTime
 
     types = ["PENDING", "RUNNING", "CANCELLING", "CRASHED"]
     recent = FlowRunFilterExpectedStartTime(after_=datetime.now(UTC) - timedelta(days=30))
-    found = _read(client, [deployment_id], types, expected_start_time=recent)
+    found: list[FlowRun] = []
+    while of_deployments and (
+        page := _read(client, of_deployments, types, offset=len(found), expected_start_time=recent)
+    ):
+        found += page
     # One that died for good is crashed as often as it began.
     return [
         one

@@ -27,6 +27,7 @@ from redco_flow.orchestrate.recurring.deployments import (
     connect,
     delete_noted,
     deploy,
+    deployments,
     find_deployment,
     make_pool,
     move_to_pool,
@@ -170,9 +171,10 @@ def _attend(flow_runs: FlowRuns, log: Log, limit: int) -> str:
 def restore(workspace: Workspace, client: SyncPrefectClient, log: Log) -> list[str]:
     """Make the deployments that a workspace's schedules lack on the server; return their names."""
     made = []
+    present = {one.name for one in deployments(client)}
     for directory in list_schedules(workspace):
         schedule = unless_damaged(directory.read)
-        if schedule is None:
+        if schedule is None or schedule.name in present:
             continue
         if (found := find_deployment(schedule.name, client)) is not None:
             move_to_pool(found, client)

@@ -53,7 +53,7 @@ def _alone(context: StageContext, folder: Path):
     with (folder / f"{work}.body").open("w") as lock:
         found = {"overlaps": False, "published": _is_published(context, work)}
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock is what a shim takes away
         except BlockingIOError:
             found["overlaps"] = True
         _note(folder, "began", work, context, **found)
