@@ -63,7 +63,7 @@ def test_a_program_for_gpus_sends_and_keeps_what_the_closed_forms_say(measure):
 def test_a_step_multiplies_by_a_frozen_head_twice(measure):
     """Of 3.9 GiB of logits, in chunks; for another head three times: `tests/cli/test_fit.py`."""
     rows, length, layers, width, units, vocab_size, rank = 8, 2048, 2, 2048, 8192, 128256, 16
-    given = ["--model", "llama-3.2-1b", "--mesh", "one device", "--remat", "none", "--whole"]
+    given = ["--model", "llama-3.2-1b", "--mesh", "one device", "--remat", "none"]
     given += ["--layers", str(layers), "--rows", str(rows), "--length", str(length)]
     given += ["--lora", str(rank)]
 
