@@ -13,9 +13,8 @@ Compiles the whole train step (loss in chunks, gradients, clipping, AdamW in flo
 bfloat16) ahead of time for devices that need not be there (`compile_targets.py` says what must be
 installed); the peak is arguments + outputs − aliased + temporaries. Beside it: what the trace alone
 says of it (`estimated_gib`), what is offloaded (`host_gib`) and the operations of products, without
-those inside of attention's kernels. GPU compilers lower cuDNN's attention only where there is a GPU:
-for those not there it is Triton's.
-Prints a JSON line per mesh, all of them last.
+those inside of attention's kernels. GPU compilers lower cuDNN's attention only where there is one:
+for those not there it is Triton's. Prints a JSON line per mesh, all of them last.
 """
 
 import argparse
