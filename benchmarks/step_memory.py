@@ -3,22 +3,18 @@
     python benchmarks/step_memory.py [--target v5p|v5e|v6e|a100|h100] [--mesh "model 8"]
                                      [--length 8192] [--rows 8] [--remat full]
     python benchmarks/step_memory.py --model llama-7b --mesh "context 8" --length 1048576 --rows 1
-                                     --offload layer_input attention --mlp-chunks 8 --whole
+                                     --offload layer_input attention --mlp-chunks 8
     python benchmarks/step_memory.py --target h100 --mesh "one device" --length 4096 --rows 2
-                                     --remat none --lora 16 --whole
+                                     --remat none --lora 16
     python benchmarks/step_memory.py --target h100 --mesh "one device" --model llama-3.2-1b
-                                     --layers 16 --length 2048 --remat none --whole
+                                     --layers 16 --length 2048 --remat none
 
 Compiles the whole train step (loss in chunks, gradients, clipping, AdamW in float32, products in
 bfloat16) ahead of time for devices that need not be there (`compile_targets.py` says what must be
-installed); the peak is arguments + outputs − aliased + temporaries. Its parts, GiB a device:
-`state`, parameters and optimizer state; `kept`, what the layers keep for the backward pass, by
-closed form; `layer`, one layer's working set, from 4 layers with a vocabulary of 256 and what a
-layer more takes; and `rest`, all else; `gradients` by closed form, whose memory the working set may
-share. `--whole` compiles all layers and nothing else, for the peak alone, what is offloaded
-(`host_gib`) and the operations of products, without those inside of attention's kernels. GPU
-compilers lower cuDNN's attention only where there is a GPU: for those not there it is Triton's.
-Prints a JSON line per mesh, all of them last.
+installed); the peak is arguments + outputs − aliased + temporaries. Beside it: what the trace alone
+says of it (`estimated_gib`), what is offloaded (`host_gib`) and the operations of products, without
+those inside of attention's kernels. GPU compilers lower cuDNN's attention only where there is one:
+for those not there it is Triton's. Prints a JSON line per mesh, all of them last.
 """
 
 import argparse
@@ -41,8 +37,7 @@ MESHES = {
 }
 ONE_DEVICE = {"one device": {}}
 LONG_TEXTS = {"context 8": {"num_context_shards": 8, "fsdp_over_context": True}}
-LAYERS, FEW = 32, 4
-SMALL_VOCABULARY = 256
+LAYERS = 32
 LLAMA_3_8B = {
     "vocab_size": 128256, "hidden_size": 4096, "num_attention_heads": 32,
     "num_key_value_heads": 8, "intermediate_size": 14336, "tie_word_embeddings": False,
@@ -66,8 +61,8 @@ MODELS = {
 }  # fmt: skip
 
 
-def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any) -> Any:
-    """Return the training's plan and its model's config."""
+def plan(options: argparse.Namespace, mesh: str) -> Any:
+    """Return the training's plan."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -79,7 +74,7 @@ def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any)
     from redco_flow.models.find import find_model
 
     module = find_model("llama")
-    given = {"num_hidden_layers": num_layers, "max_position_embeddings": options.length}
+    given = {"num_hidden_layers": options.layers, "max_position_embeddings": options.length}
     config = module.Config.from_hugging_face(
         {"model_type": "llama", **MODELS[options.model], **given}
     )
@@ -90,7 +85,6 @@ def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any)
             | {"offload_share": options.offload_share},
             "num_mlp_chunks": options.mlp_chunks,
             "dtype": "bfloat16",
-            **values,
         }
     )
 
@@ -118,11 +112,10 @@ def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any)
             dropout=options.dropout,
         )  # fmt: skip
     optimizer = optax.adamw(1e-4)
-    found = TrainingPlan(
+    return TrainingPlan(
         deployer, loss_fn=loss_fn, params=params, optimizer=optimizer, sharding_rules=rules,
         global_batch_size=options.rows, max_grad_norm=1.0, batch=batch, lora=lora,
     )  # fmt: skip
-    return found, config.core
 
 
 def bytes_per_device(state: Any) -> int:
@@ -134,60 +127,11 @@ def bytes_per_device(state: Any) -> int:
     )
 
 
-def kept_bytes(config: Any, mesh: str, options: argparse.Namespace) -> float:
-    """Return what a device keeps of one layer, in the products' dtype."""
-    shards = (MESHES | LONG_TEXTS | ONE_DEVICE)[mesh].get("num_model_shards", 1)
-    heads = config.attention.num_heads + 2 * config.attention.num_kv_heads
-    widths = {
-        "layer_input": config.width,
-        "qkv": heads * config.attention.head_dim / shards,
-        "attention_out": config.width,
-        "mlp_in": 2 * config.mlp.mlp_dim / shards,
-    }
-    shares = {"keep": 1, "split": 1 / shards}
-    choices = config.choices_on(shards)
-    kept = sum(width * shares.get(choices.get(name), 0) for name, width in widths.items())
-    return kept * 2 * options.rows * options.length * shards / NUM_DEVICES
-
-
 def measure(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
-    started = time.perf_counter()
-    few = plan(options, mesh, FEW)[0].memory()
-    whole, config = plan(options, mesh, LAYERS)
-    memory = whole.memory()
-    # Of four layers on: a loop of two is laid out otherwise, and takes more than its share.
-    of_layer = (memory.temporaries - few.temporaries) / (LAYERS - FEW)
-    peak = memory.total
-    kept = LAYERS * kept_bytes(config, mesh, options)
-    small = plan(options, mesh, FEW, vocab_size=SMALL_VOCABULARY)[0].memory()
-    layer = small.temporaries - FEW * of_layer
-    state = bytes_per_device(whole.state)
-    gradients = whole.bytes_per_device - state
-    found = {
-        "target": options.target,
-        "model": options.model,
-        "mesh": mesh,
-        "rows": options.rows,
-        "length": options.length,
-        "remat": options.remat,
-        "device_gib": compile_targets.MEMORY_GIB[options.target],
-        "peak_gib": rounded(peak),
-        "state_gib": rounded(state),
-        "kept_gib": rounded(kept),
-        "layer_gib": rounded(layer),
-        "rest_gib": rounded(peak - state - kept - layer),
-        "gradients_gib": rounded(gradients),
-        "host_gib": rounded(memory.host_temporaries),
-        "fits": peak <= compile_targets.MEMORY_GIB[options.target] * GIB,
-    }
-    return {**found, "seconds": round(time.perf_counter() - started)}
-
-
-def measure_whole(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
     from redco_flow.engine.training_plan import step_memory
 
     started = time.perf_counter()
-    found = plan(options, mesh, options.layers)[0]
+    found = plan(options, mesh)
     compiled = found.compile()
     memory = step_memory(compiled)
     if options.hlo:
@@ -197,6 +141,7 @@ def measure_whole(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
         "mesh": mesh,
         "device_gib": compile_targets.MEMORY_GIB[options.target],
         "peak_gib": rounded(memory.total),
+        "estimated_gib": rounded(found.estimate_bytes()),
         "state_gib": rounded(bytes_per_device(found.state)),
         "temporaries_gib": rounded(memory.temporaries),
         "host_gib": rounded(memory.host_temporaries),
@@ -231,14 +176,13 @@ def main() -> None:
     parser.add_argument("--mlp-chunks", type=int, default=1)
     parser.add_argument("--lora", type=int, metavar="RANK", help="beside a base in bfloat16")
     parser.add_argument("--dropout", type=float, default=0.0, help="of what --lora's factors read")
-    parser.add_argument("--whole", action="store_true", help="compile all layers and nothing else")
-    parser.add_argument("--layers", type=int, default=LAYERS, help="with --whole")
-    parser.add_argument("--hlo", type=Path, help="with --whole: where the program's text goes")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--hlo", type=Path, help="where the program's text goes")
     options = parser.parse_args()
     compile_targets.set_environment(compile_targets.kind_of(options.target), NUM_DEVICES)
     records = []
     for mesh in [options.mesh] if options.mesh else MESHES:
-        records.append((measure_whole if options.whole else measure)(options, mesh))
+        records.append(measure(options, mesh))
         print(json.dumps(records[-1]), flush=True)
     print(json.dumps({"step_memory": records}))
 

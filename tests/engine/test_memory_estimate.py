@@ -94,3 +94,47 @@ def test_a_lookup_in_a_small_table_is_not_stored():
     looked_up = estimate(of_looked_up, params, row, **sizes)
 
     assert looked_up == estimate(of_computed, params, row, **sizes)
+
+
+def in_layers(kernel_dims):
+    """Return a loss of layers, whose kernels have these dims, and a head of its own."""
+
+    def of_layers(params, batch, rngs, is_training):
+        def layer(x, kernel):
+            wide = jnp.tanh(jnp.einsum(f"bd,{kernel_dims}->bf", x, kernel))
+            return jnp.einsum(f"bf,{kernel_dims}->bd", jnp.tanh(wide), kernel), None
+
+        last, _ = jax.lax.scan(layer, batch["x"], params["layers"])
+        return jnp.tanh(last @ params["head"]).mean()
+
+    return of_layers
+
+
+LAYERS, WIDTH, WIDE, HEAD, ROWS = 4, 16, 512, 64, 128
+
+
+def estimate_layers(kernel_dims, **settings):
+    sizes = {"d": WIDTH, "f": WIDE}
+    kernels = (LAYERS, *[sizes[dim] for dim in kernel_dims])
+    params = {
+        "layers": jax.ShapeDtypeStruct(kernels, jnp.float32),
+        "head": jax.ShapeDtypeStruct((WIDTH, HEAD), jnp.float32),
+    }
+    row = jax.ShapeDtypeStruct((1, WIDTH), jnp.float32)
+    return estimate(in_layers(kernel_dims), params, row, **settings)
+
+
+def test_on_several_devices_a_heads_gradient_waits_for_the_layers():
+    """Meanwhile what it is the product of is kept."""
+    one = estimate_layers("df", rows=ROWS, num_devices=1)
+    two = estimate_layers("df", rows=2 * ROWS, num_devices=2)
+
+    assert two - one == 4 * (ROWS * (HEAD + WIDTH) - HEAD * WIDTH)
+
+
+def test_parameters_that_are_gathered_along_a_later_dim_are_laid_out_again_once():
+    """Kernels are split along their widest dim."""
+    first = estimate_layers("fd", rows=2 * ROWS, num_devices=2, num_fsdp_shards=2)
+    later = estimate_layers("df", rows=2 * ROWS, num_devices=2, num_fsdp_shards=2)
+
+    assert later - first == 4 * LAYERS * WIDTH * WIDE / 2

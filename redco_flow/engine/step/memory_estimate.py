@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -25,9 +26,11 @@ from redco_flow.engine.sharding.dataflow.values import Dim, Dims, Kind, Record, 
 from redco_flow.engine.sharding.mesh import FSDP_AXIS, MODEL_AXIS
 
 _LOOPS = frozenset({"scan", "while", "cond"})
+# GPU compilers gather along the dim that is first in memory: else they lay parameters out again.
+_LAID_OUT = "laid out"
 # What stores its results, and reads operands that are stored.
 _KERNELS = _LOOPS | {
-    "pallas_call", "dot_general", "ragged_dot_general", "conv_general_dilated",
+    _LAID_OUT, "pallas_call", "dot_general", "ragged_dot_general", "conv_general_dilated",
     "gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "cumsum",
 }  # fmt: skip
 _REDUCTIONS = ("reduce_", "arg")
@@ -77,15 +80,24 @@ class _Array:
 
 
 class _StepWalker(Walker):
-    """Lists a jaxpr's equations with the arrays that they read and make."""
+    """Lists a jaxpr's equations with the arrays that they read and make.
 
-    def __init__(self, record: Record) -> None:
+    Args:
+        leaves: what the step takes, with shardings, the state's first.
+    """
+
+    def __init__(self, record: Record, leaves: Sequence[Any]) -> None:
         loops = {name: _in_loop(HANDLERS[name]) for name in _LOOPS}
         super().__init__(record, {**HANDLERS, **loops, "shard_map": _shard_map})
         self.arrays: list[_Array] = []
         self.shards: list[tuple[Dim, int]] = []
         self.steps: list[_Step] = []
         self.inside: list[_Step] = []
+        self.leaves = leaves
+        # The numbers of leaves that a loop's body gathers, and has laid out again for it.
+        self.gathered: list[int] = []
+        self.gathered_inside: list[int] = []
+        self._laid_out: dict[int, int] = {}
 
     def numbered(
         self, value: Value, aval: Any, placed: tuple[int | None, ...] | None = None
@@ -105,6 +117,7 @@ class _StepWalker(Walker):
     def note(self, equation: Any, operands: list[Value], results: list[Value]) -> list[Value]:
         """Add a step for an equation."""
         name, inside, self.inside = equation.primitive.name, self.inside, []
+        gathered, self.gathered_inside = self.gathered_inside, []
         placed = None
         if name == "optimization_barrier":
             return operands
@@ -126,11 +139,38 @@ class _StepWalker(Walker):
             self.numbered(value, var.aval, self._stacked(value) if inside else placed)
             for value, var in zip(results, equation.outvars, strict=True)
         ]
+        if name == "sharding_constraint" and self._is_laid_out(operands[0], equation):
+            self.gathered += operands[0].sources
+            self.arrays[-1] = replace(self.arrays[-1], num_bytes=2 * self.arrays[-1].num_bytes)
         if name == "gather" and _bytes_of_aval(equation.invars[0].aval) <= _SMALL_TABLE:
             name = _FUSED_GATHER
         reads, makes = ([value.array for value in values] for values in (operands, made))
+        if inside:
+            reads += self._before_loop(gathered)
         self.steps.append(_Step(name, reads, makes, inside))
         return made
+
+    def _is_laid_out(self, operand: Value, equation: Any) -> bool:
+        """Return whether a parameter is gathered along a dim that is not its first in memory."""
+        if len(operand.sources) != 1:
+            return False
+        (number,) = operand.sources
+        leaf, shape = self.leaves[number], self.shape(operand)
+        first = len(leaf.shape) - len(shape)
+        specs = (leaf.sharding.spec[first:], equation.params["sharding"].spec)
+        split, kept = (
+            [dim for dim, axes in enumerate(spec) if axes == FSDP_AXIS] for spec in specs
+        )
+        is_whole = first >= 0 and leaf.shape[first:] == shape
+        return is_whole and split != kept == [] and math.prod(shape[: split[0]]) > 1
+
+    def _before_loop(self, gathered: Iterable[int]) -> list[int]:
+        """Return the arrays of parameters that are laid out before a loop, each once of all."""
+        for number in sorted(set(gathered) - set(self._laid_out)):
+            self.arrays.append(_Array((), _bytes_of(self.leaves[number])))
+            self._laid_out[number] = len(self.arrays) - 1
+            self.steps.append(_Step(_LAID_OUT, [], [self._laid_out[number]]))
+        return [self._laid_out[number] for number in gathered]
 
     def _with_rows(self, result: Value, operands: list[Value]) -> Value:
         """Return the result of an unknown operation, with the rows of an operand that has as many.
@@ -168,9 +208,10 @@ def _counts(spec: Iterable[Any], sizes: Mapping[str, int]) -> tuple[int | None, 
 
 def _in_loop(handler: Handler) -> Handler:
     def follow(walker: Any, *args: Any) -> list[Value]:
-        outside, walker.steps = walker.steps, []
+        outside, walker.steps, walker.gathered = (walker.steps, walker.gathered), [], []
         results = handler(walker, *args)
-        walker.inside, walker.steps = walker.steps, outside
+        walker.inside, walker.gathered_inside = walker.steps, walker.gathered
+        walker.steps, walker.gathered = outside
         return results
 
     return follow
@@ -218,8 +259,8 @@ def estimate_step(closed: ClosedJaxpr, state: Any, batch: Any) -> int:
         closed: of the step, traced on its mesh.
         state, batch: trees of shapes with shardings, as the step takes them.
     """
-    walker = _StepWalker(Record())
     leaves = [*jax.tree.leaves(state), *jax.tree.leaves(batch)]
+    walker = _StepWalker(Record(), leaves)
     num_stored = len(jax.tree.leaves(state))
     inputs, stored = [], []
     for number, leaf in enumerate(leaves):
@@ -257,6 +298,7 @@ class _Sizes:
     """
 
     def __init__(self, walker: _StepWalker, stored: Iterable[tuple[Dims, int]]) -> None:
+        self.num_devices = walker.leaves[0].sharding.mesh.size
         self._arrays, self._atoms = walker.arrays, walker.atoms
         self._split: dict[int, int] = {}
         for dim, count in walker.shards:
@@ -314,6 +356,8 @@ def _peak(steps: Sequence[_Step], sizes: _Sizes) -> float:
             _make_late(turns, found)
         turns.append((step, found if is_read else frozenset()))
         read_from.update(dict.fromkeys(step.makes, found))
+    if sizes.num_devices > 1:
+        turns = _with_late_products(turns)
     last = {number: place for place, (_, found) in enumerate(turns) for number in found}
     live = highest = 0.0
     for place, (step, found) in enumerate(turns):
@@ -333,6 +377,24 @@ def _make_late(turns: list[_Turn], added: frozenset[int]) -> None:
     if [turns[place][0].name for place in places] == ["dot_general", "scatter-add"]:
         first, second = places
         turns.insert(second - 1, turns.pop(first))
+
+
+def _with_late_products(turns: list[_Turn]) -> list[_Turn]:
+    """Put products behind the loops that do not need them, as of a head's gradient.
+
+    Compilers for several devices do so, to send one array while the next one is computed.
+    """
+    readers: dict[int, int] = {}
+    for place, (_, found) in enumerate(turns):
+        for number in found:
+            readers.setdefault(number, place)
+    loops = list(accumulate(step.name in _LOOPS for step, _ in turns))
+    moved: list[list[_Turn]] = [[] for _ in turns]
+    for place, (step, found) in enumerate(turns):
+        reader = min((readers[one] for one in step.makes if one in readers), default=place + 1)
+        is_late = step.name == "dot_general" and loops[reader - 1] > loops[place]
+        moved[reader if is_late else place].append((step, found))
+    return [turn for group in moved for turn in group]
 
 
 def _in_memory(steps: Sequence[_Step]) -> set[int]:
