@@ -1,4 +1,4 @@
-"""Many schedules that are due at once: how many processes there are, and what each firing came to.
+"""Many schedules that are due at once: how many processes there are, and how each firing ended.
 
     python benchmarks/schedules.py [--schedules 200] [--limit 10] [--seconds 3600]
 
@@ -107,7 +107,8 @@ def summary(folder: Path) -> dict[str, object]:
 
     workspace = Workspace(folder / "workspace")
     firings = [one for each in list_schedules(workspace) for one in each.firings()]
-    worked = Counter((folder / "worked").read_text().split())
+    worked_path = folder / "worked"
+    worked = Counter(worked_path.read_text().split() if worked_path.exists() else ())
     return {
         "firings": len(firings),
         "ends": dict(Counter(f"{one.state}: {one.reason}"[:80] for one in firings)),

@@ -81,6 +81,7 @@ class BoundedProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._end: Callable[[], object] = lambda: None
+        _all.add(self)
 
     def ask(self, **arguments: Any) -> Any:
         """Return what the function returns.
@@ -122,6 +123,15 @@ class BoundedProcess:
         with self._lock():
             self._end()
             self._child = None
+
+    def let_go(self) -> None:
+        """Close, in a fork of its owner, the pipes to the child, which ends with its owner's."""
+        if self._child is None or self._owner == os.getpid():
+            return
+        for pipe in (self._child.stdin, self._child.stdout):
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "rb") as nothing:
+                assert pipe is not None
+                os.dup2(nothing.fileno(), pipe.fileno(), inheritable=False)
 
     def _lock(self) -> threading.RLock:
         return self._locks.setdefault(os.getpid(), threading.RLock())
@@ -280,6 +290,10 @@ def _started(
             done.set()
 
     threading.Thread(target=run, daemon=True, name="exchange").start()
+
+
+_all: weakref.WeakSet[BoundedProcess] = weakref.WeakSet()
+os.register_at_fork(after_in_child=lambda: [one.let_go() for one in list(_all)])
 
 
 class _Lines:

@@ -16,7 +16,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -152,18 +151,6 @@ def run_call(
         log(f"run {result.run} published this result already; reusing it.")
         group.call_off()
     write_result(attempt, result)
-    _remove_if_empty(context.work_dir)
-
-
-def _remove_if_empty(work_dir: Path) -> None:
-    """Remove a work directory in which nothing is but the lock, which this process holds.
-
-    A worker that waits for the lock makes both again, and finds the published result.
-    """
-    if [path.name for path in work_dir.iterdir()] == ["lock"]:
-        with suppress(OSError):  # that worker was faster
-            (work_dir / "lock").unlink()
-            work_dir.rmdir()
 
 
 def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:

@@ -86,15 +86,6 @@ def shim(tmp_path_factory):
     return build
 
 
-@pytest.fixture(scope="session")
-def e2e_data() -> Path:
-    """The E2E restaurant data, where the machine has it beside the checkout."""
-    folder = PROJECT.parent / "shared" / "data" / "e2e"
-    if not (folder / "test.csv").is_file():
-        pytest.skip(f"the E2E data is not at {folder}")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def compile_cache(tmp_path_factory):
     """Equal programs are compiled once: in this process, in those that it starts, and in the other

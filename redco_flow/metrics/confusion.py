@@ -55,7 +55,7 @@ def classes_of(counts: Counts, known: ClassNames | None = None) -> list[Class]:
 def class_order(name: Class) -> tuple[bool, int, str]:
     """Sort numbers, and texts of digits as in CSV, by what they count; other texts behind them."""
     text = str(name)
-    is_number = text.removeprefix("-").isdecimal()
+    is_number = text.removeprefix("-").isdecimal() and len(text) < 4300  # what int() reads
     return not is_number, int(text) if is_number else 0, text
 
 

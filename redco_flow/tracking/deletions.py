@@ -90,20 +90,20 @@ def refuse_deleted(workspace: Workspace, artifact: Artifact) -> None:
 def _how_to_make(workspace: Workspace, artifact: Artifact) -> str:
     run = RunDirectory(workspace.runs / str(artifact.produced_by.get("run", "")))
     record = unless_damaged(lambda: run.record) or {}
-    if not (words := _repeatable(record.get("argv", [])[1:])):
+    if not (words := repeatable(record.get("argv", [])[1:])):
         return f"A new run of its pipeline makes it again{_same_id(artifact)}."
     return f"To make it again{_same_id(artifact)}: `{shlex.join(['redco-flow', *words])}`."
 
 
-def _repeatable(words: Sequence[str]) -> list[str]:
+def repeatable(words: Sequence[str]) -> list[str]:
     """Return a command without the options that keep it from running a second time."""
     found: list[str] = []
     is_value = False
     for word in words:
-        name, _, value = word.partition("=")
+        name = word.partition("=")[0]
         if not is_value and name not in (*_ONCE, "--if-new"):
             found.append(word)
-        is_value = not is_value and name in _ONCE and not value
+        is_value = not is_value and word in _ONCE
     return found
 
 

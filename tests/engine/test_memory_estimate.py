@@ -138,3 +138,28 @@ def test_parameters_that_are_gathered_along_a_later_dim_are_laid_out_again_once(
     later = estimate_layers("df", rows=2 * ROWS, num_devices=2, num_fsdp_shards=2)
 
     assert later - first == 4 * LAYERS * WIDTH * WIDE / 2
+
+
+def of_loops(params, batch, rngs, is_training):
+    """Layers that are computed again, one after another, each with a loop in it."""
+
+    @jax.checkpoint
+    def layer(x, kernel):
+        return jax.lax.map(jnp.tanh, (x @ kernel).T).T
+
+    x = batch["x"]
+    for kernel in params["layers"]:
+        x = layer(x, kernel)
+    return (x @ params["head"]).mean()
+
+
+def test_kernels_gradients_wait_for_the_next_loop_and_not_for_all():
+    params = {
+        "layers": [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * 8,
+        "head": jax.ShapeDtypeStruct((WIDTH, HEAD), jnp.float32),
+    }
+    row = jax.ShapeDtypeStruct((1, WIDTH), jnp.float32)
+
+    one, two = (estimate(of_loops, params, row, rows=ROWS * n, num_devices=n) for n in (1, 2))
+
+    assert two < 1.2 * one

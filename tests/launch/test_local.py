@@ -159,12 +159,6 @@ LocalExecutor(workspace).submit_call(attempt)
 print(attempt.path, flush=True)
 time.sleep(600)
 """
-REATTACH = """
-import sys, json
-from redco_flow.launch.executor import reattach
-job = reattach(json.load(open(sys.argv[1] + "/job.json")))
-print(job.job_id, job.done(), job.status().state)
-"""
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from redco_flow.models.layer_config import AttentionConfig
 from redco_flow.models.projections import merge_together, project_together
 from redco_flow.models.transformer.blocks import Attention
 
-CONFIG = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=6, scale=6**-0.5)
-
 
 def draw(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(sum(shape)).standard_normal(shape), jnp.float32)

@@ -61,7 +61,6 @@ def problems(tmp_path):
 
 
 LABELS = [{"source": "a", "target": t} for t in ("yes", "no", None, "x", "y", "yes")]
-BOTH = "source_key: source"
 OF_CLASSES = "classes: [no, yes]"
 
 

@@ -13,8 +13,6 @@ import pytest
 
 from redco_flow.tracking.workspace import Workspace
 
-RunPython = Callable[..., subprocess.CompletedProcess[str]]
-
 _UNSHARE = ("unshare", "--map-root-user", "--mount")
 _MOUNT = 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"'
 _LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"

@@ -46,7 +46,7 @@ class _Split(Deferred):
     def use(self, value: Any) -> jax.Array:
         """Bring it together over fsdp; its gradient is split again."""
         mesh, spec = self.sharding.mesh, self.sharding.spec
-        target = PartitionSpec(*(None if _is_over_fsdp(axis) else axis for axis in spec))
+        target = PartitionSpec(*(None if is_over_fsdp(axis) else axis for axis in spec))
         gathered: jax.Array = jax.lax.with_sharding_constraint(
             self.split(value), NamedSharding(mesh, target)
         )
@@ -92,7 +92,7 @@ class _Split(Deferred):
         num_table_rows = equation.invars[0].aval.shape[0]
         columns = (*self.sharding.spec, None)[1]
         looked_up = _LookedUp(self.sharding, len(shape))
-        if not _is_over_fsdp(columns) or shape[0] % looked_up.num_row_shards:
+        if not is_over_fsdp(columns) or shape[0] % looked_up.num_row_shards:
             return None
         if math.prod(shape[:-1]) // looked_up.num_row_shards >= num_table_rows:
             return None
@@ -211,7 +211,7 @@ def gather_where_used(function: Callable[..., Any], params: PaddedStorage) -> Ca
         params: how the parameters lie.
     """
     splits = [
-        _Split(sharding) if any(map(_is_over_fsdp, sharding.spec)) else None
+        _Split(sharding) if any(map(is_over_fsdp, sharding.spec)) else None
         for sharding in jax.tree.leaves(params.stored_sharding)
     ]
     if not any(splits):
@@ -225,7 +225,7 @@ def gather_where_used(function: Callable[..., Any], params: PaddedStorage) -> Ca
     return gathering
 
 
-def _is_over_fsdp(axes: Any) -> bool:
+def is_over_fsdp(axes: Any) -> bool:
     """Say whether a dim with these mesh axes is split over fsdp."""
     return axes == FSDP_AXIS or (isinstance(axes, tuple) and FSDP_AXIS in axes)
 

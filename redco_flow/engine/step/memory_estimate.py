@@ -24,6 +24,7 @@ from redco_flow.engine.sharding.dataflow.handlers import HANDLERS
 from redco_flow.engine.sharding.dataflow.trace import Handler, Walker
 from redco_flow.engine.sharding.dataflow.values import Dim, Dims, Kind, Record, Value
 from redco_flow.engine.sharding.mesh import FSDP_AXIS, MODEL_AXIS
+from redco_flow.engine.step.gathering import is_over_fsdp
 
 _LOOPS = frozenset({"scan", "while", "cond"})
 # GPU compilers gather along the dim that is first in memory: else they lay parameters out again.
@@ -158,11 +159,10 @@ class _StepWalker(Walker):
         leaf, shape = self.leaves[number], self.shape(operand)
         first = len(leaf.shape) - len(shape)
         specs = (leaf.sharding.spec[first:], equation.params["sharding"].spec)
-        split, kept = (
-            [dim for dim, axes in enumerate(spec) if axes == FSDP_AXIS] for spec in specs
-        )
+        split, kept = ([dim for dim, axes in enumerate(one) if is_over_fsdp(axes)] for one in specs)
         is_whole = first >= 0 and leaf.shape[first:] == shape
-        return is_whole and split != kept == [] and math.prod(shape[: split[0]]) > 1
+        is_gathered = bool(split) and not kept
+        return is_whole and is_gathered and math.prod(shape[: split[0]]) > 1
 
     def _before_loop(self, gathered: Iterable[int]) -> list[int]:
         """Return the arrays of parameters that are laid out before a loop, each once of all."""
@@ -380,7 +380,7 @@ def _make_late(turns: list[_Turn], added: frozenset[int]) -> None:
 
 
 def _with_late_products(turns: list[_Turn]) -> list[_Turn]:
-    """Put products behind the loops that do not need them, as of a head's gradient.
+    """Put products behind the next loop if it does not need them, as of a head's gradient.
 
     Compilers for several devices do so, to send one array while the next one is computed.
     """
@@ -393,7 +393,8 @@ def _with_late_products(turns: list[_Turn]) -> list[_Turn]:
     for place, (step, found) in enumerate(turns):
         reader = min((readers[one] for one in step.makes if one in readers), default=place + 1)
         is_late = step.name == "dot_general" and loops[reader - 1] > loops[place]
-        moved[reader if is_late else place].append((step, found))
+        behind = loops.index(loops[place] + 1) + 1 if is_late else place
+        moved[behind].append((step, found))
     return [turn for group in moved for turn in group]
 
 

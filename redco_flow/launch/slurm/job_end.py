@@ -58,12 +58,17 @@ def main(arguments: list[str]) -> int:
 
 
 def _last_error(log: Path) -> str:
-    """Return the last error of srun in a job's log, in brackets; "" where there is none."""
-    if not log.is_file():
+    """Return the last error in a job's log that gives a reason, in brackets; "" without one."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
         return ""
-    lines = log.read_text(errors="replace").splitlines()
-    errors = [line for line in lines if line.startswith("srun: error: ")]
-    return f" ({errors[-1]})" if errors else ""
+    errors = [line for line in lines if line.startswith(("srun: error: ", "slurmstepd: error: "))]
+    reasons = [line for line in errors if not any(words in line for words in _NO_REASON)]
+    return f" ({reasons[-1]})" if reasons else ""
+
+
+_NO_REASON = ("Timed out waiting for job step", "Exited with exit code")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

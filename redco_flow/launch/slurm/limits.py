@@ -493,6 +493,7 @@ def _ask(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 def _cache_path(environ: Mapping[str, str]) -> Path:
     """Return the file of one user, host and configuration: clusters may share a home."""
-    folder = expanded(environ.get("REDCO_FLOW_HOME") or "~/.redco-flow")
+    given = environ.get("REDCO_FLOW_HOME")
+    folder = expanded(given) if given else Path.home() / ".redco-flow"
     whose = [os.getuid(), os.uname().nodename, environ.get("SLURM_CONF", "")]
     return folder / f"slurm-limits-{digest_json(whose)[:12]}.json"

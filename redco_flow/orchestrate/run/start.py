@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import runpy
@@ -14,7 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -45,7 +48,7 @@ from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
 from redco_flow.tracking.code_digest import changed_modules
-from redco_flow.tracking.deletions import forget_deletion, refuse_deleted
+from redco_flow.tracking.deletions import forget_deletion, refuse_deleted, repeatable
 from redco_flow.tracking.locks import Lease, acquire, exclusive, find_holder
 from redco_flow.tracking.needs import read_references
 from redco_flow.tracking.planned_fits import write_fits
@@ -340,8 +343,6 @@ def start_process(
         record: how the run, or a sweep's first one, was launched.
         is_over: whether the process has done its work, and has let go of the lease.
         forks: whether it may be a fork of this process, which has imported most of what it needs.
-            Such a process leaves this function by SystemExit, so only a program that has nothing
-            else to do may ask for it.
 
     Raises:
         RedcoFlowError: it ended at once; the message has its last words.
@@ -352,8 +353,8 @@ def start_process(
         pid = start(words, record, log)
     deadline = time.monotonic() + _SECONDS_TO_START
     while (lease := find_holder(leased)) is None or lease.holder.pid != pid:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        has_done = ended and os.waitstatus_to_exitcode(status) in (0, RunCancelled.exit_code)
+        ended, exit_code = _end_of(pid)
+        has_done = ended and exit_code in (0, RunCancelled.exit_code)
         # Where another process has the lease, it was faster.
         if has_done or is_over() or (ended and lease is not None):
             break
@@ -365,6 +366,15 @@ def start_process(
                 f"{_last_words(leased.log_path, offset)}"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _end_of(pid: int) -> tuple[bool, int]:
+    """Return whether a child has ended, and its exit code."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:  # SIGCHLD is ignored, and the child has ended
+        return True, 1
+    return bool(ended), os.waitstatus_to_exitcode(status)
 
 
 def _execute_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> int:
@@ -398,7 +408,23 @@ def _fork_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> 
             stream.flush()
     if pid := os.fork():
         return pid
+    code = 1
+    try:
+        code = _be_program(words, record, log)
+    except BaseException:  # noqa: BLE001 (as an interpreter does)
+        traceback.print_exc()
+    finally:  # what the callers of this function would do next is their own process's
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        with suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _be_program(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> int:
+    """Run a module as a program, in a fork; return its exit code."""
     os.setsid()
+    atexit._clear()
     with open(os.devnull, "rb") as nothing:
         for number, file in enumerate((nothing, log, log)):
             os.dup2(file.fileno(), number)
@@ -412,8 +438,13 @@ def _fork_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> 
     )
     os.environ.update(record.variables)
     sys.argv[1:] = words[1:]
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def _take_over(run: RunDirectory) -> Lease:
@@ -454,7 +485,7 @@ def refuse_to_start_over(run: RunDirectory) -> None:
                 f"would train stage '{stage}' from its beginning. Nothing was changed: its "
                 f"checkpoint of step {steps[-1]} is kept. To continue, install the version "
                 f"that wrote it and `redco-flow resume {run.id}`; to start over with this one: "
-                f"`{shlex.join(['redco-flow', *run.record['argv'][1:]])}`."
+                f"`{shlex.join(['redco-flow', *repeatable(run.record['argv'][1:])])}`."
             )
 
 

@@ -56,9 +56,7 @@ class DataGuard:
                 found[real] = digest_file(real)
                 self._seen[real] = _identity(real)
             if digest_named_files(files, found) not in digests:
-                raise DataChanged(
-                    _message(path, "since this run was planned", "an image named in ")
-                )
+                raise DataChanged(_message(path, _PLANNED, "an image named in "))
 
     def check_again(self) -> None:
         """Refuse files that were written to while they were read.

@@ -29,9 +29,9 @@ _NUMBER = re.compile(
     r"(?P<number>[-+]?(?:\d{1,50}(?:\.\d{0,50})?|\.\d{1,50})(?:[eE][-+]?\d{1,3})?)"
     r"(?:/(?P<divisor>0*[1-9]\d{0,50}))?"
 )
-# What is written around a number without changing it.
-_AROUND_NUMBERS = re.compile(r"[$€£%]|\.$")
-_SPACED_SIGN = re.compile(r"\s*([-+/])\s*")
+_SIGNS_AROUND = re.compile("[$€£%]")
+_SPACED_SIGN = re.compile(" ?([-+/]) ?")
+_LONGEST_NUMBER = 300
 
 OnProgress = Callable[[int, int], None]
 """(answers judged, answers in all); may raise, which ends the judging"""
@@ -213,12 +213,20 @@ class _Rule:
     def __init__(self, section: JudgeSection, extract: Extraction) -> None:
         self._extract = extract
         self._normal = normal_number if section.compare == "number" else normal_text
+        self._has_warned = False
 
     def __call__(self, line: Prediction, text: str) -> Judged:
         answer = self._answer(text)
         if answer is None:
             return Judged("no_answer", None)
         wanted = {self._reference(str(reference)) for reference in line.references}
+        if None in wanted and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the reference %r is no number, and no answer equals it: give judge.extract, or "
+                "leave out 'compare: number'.",
+                line.references[0],
+            )
         return Judged("right" if answer in wanted else "wrong", answer)
 
     def _reference(self, text: str) -> str | None:
@@ -285,8 +293,11 @@ def normal_number(text: str) -> str | None:
     Known are decimals, with an exponent, too, and quotients of them, with signs of currency and
     percent around, and thousands grouped by a comma, a space or an underscore.
     """
-    plain = _AROUND_NUMBERS.sub("", text.strip()).replace("\N{MINUS SIGN}", "-")
-    plain = _SPACED_SIGN.sub(r"\1", plain.strip())
+    plain = normal_text(_SIGNS_AROUND.sub("", text)).replace("\N{MINUS SIGN}", "-")
+    plain = plain.lstrip(" ,_").rstrip(" ,_.")  # as in a sentence
+    if len(plain) > _LONGEST_NUMBER:
+        return None
+    plain = _SPACED_SIGN.sub(r"\1", plain)
     plain = _GROUPED.sub(lambda found: found[0].replace(found[1], ""), plain)
     found = _NUMBER.fullmatch(plain)
     if found is None:

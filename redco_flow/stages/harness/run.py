@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import random
 from collections import defaultdict
@@ -35,8 +34,6 @@ from redco_flow.tracking.metrics_artifact import (
 )
 
 SAMPLES_FILE = "samples.jsonl"
-
-logger = logging.getLogger(__name__)
 
 
 class CannotEvaluateTasks(RedcoFlowError):

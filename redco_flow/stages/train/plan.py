@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -244,7 +245,7 @@ def _takes(function: Callable[..., Any], *args: Any, **keywords: Any) -> bool:
 
 def _schedule(config: Config, total_steps: int) -> Schedule:
     asked = config.schedule
-    warmup_steps = asked.warmup_steps or round((asked.warmup_ratio or 0.0) * total_steps)
+    warmup_steps = asked.warmup_steps or math.ceil((asked.warmup_ratio or 0.0) * total_steps)
     if warmup_steps > total_steps:
         logger.warning(
             "the training ends after %d of the %d steps of its warm-up: its learning rate reaches "
