@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
 from redco_flow.bounded import while_growing, within
 from redco_flow.hub_guard import UnsafeHub, check_inside, guard_downloads
-from redco_flow.records import read_json
+from redco_flow.records import read_json, read_json_if_present
 
 Kind = Literal["model", "dataset"]
 
@@ -331,7 +332,6 @@ def check_upload(name: str) -> None:
         )
 
 
-# Of an earlier commit of another form, transformers would load them before this one's.
 _WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -341,11 +341,47 @@ _WEIGHT_FILES = (
 )
 
 
-def upload_model(name: str, folder: Path, message: str, *, is_private: bool) -> str:
+def other_weights(name: str, folder: Path, record: str) -> list[str]:
+    """Return the files of weights of an earlier export, which a directory has not.
+
+    transformers would load them in place of the directory's.
+
+    Args:
+        record: the file that every export has.
+
+    Raises:
+        HubUnreachable: it does not answer.
+        HubError: the repository is no export and has weights, or it is the base of this adapter.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    with _explained("model", name, None):
+        try:
+            files = huggingface_hub.HfApi().list_repo_files(name)
+        except RepositoryNotFoundError:
+            return []
+    kept = {path.name for path in folder.iterdir()}
+    weights = [one for one in files if any(fnmatch(one, each) for each in _WEIGHT_FILES)]
+    others = [one for one in weights if one not in kept]
+    adapter = read_json_if_present(folder / "adapter_config.json") or {}
+    if others and (record not in files or adapter.get("base_model_name_or_path") == name):
+        raise HubError(
+            f"{name} holds another model ({', '.join(others[:3])}), which would be loaded in place "
+            "of this one: push to another repository, or delete these files there."
+        )
+    return others
+
+
+def upload_model(
+    name: str, folder: Path, message: str, *, is_private: bool, deleted: Sequence[str] = ()
+) -> str:
     """Make a directory's files a commit of a model repository, which is made where there is none.
 
-    Files that the repository has already are not sent again; other files of weights are deleted,
-    so that it holds one model.
+    Files that the repository has already are not sent again.
+
+    Args:
+        deleted: files that the commit deletes.
 
     Returns:
         The address of the commit.
@@ -365,7 +401,7 @@ def upload_model(name: str, folder: Path, message: str, *, is_private: bool) -> 
                 repo_id=name,
                 folder_path=folder,
                 commit_message=message,
-                delete_patterns=list(_WEIGHT_FILES),  # those that the same commit adds stay
+                delete_patterns=list(deleted) or None,
             )
         except RuntimeError as error:  # of one file, around what the hub answered
             if isinstance(error.__cause__, OSError | httpx.HTTPError):

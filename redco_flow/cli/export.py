@@ -92,17 +92,20 @@ def _check_push(name: str) -> None:
 
 
 def _push(options: argparse.Namespace) -> str:
-    from redco_flow.hub import HubError, upload_model
+    from redco_flow.hub import HubError, other_weights, upload_model
+    from redco_flow.orchestrate.checkpoints.export import RECORD_FILE
 
-    folder = options.folder
+    name, folder = options.push, options.folder
     try:
-        return upload_model(
-            options.push, folder, f"redco-flow export {options.push}", is_private=options.private
-        )
+        deleted = other_weights(name, folder, RECORD_FILE)
+        if deleted:
+            sys.stderr.write(f"deleting an earlier export's {', '.join(deleted)} from {name}\n")
+        message = f"redco-flow export {name}"
+        return upload_model(name, folder, message, is_private=options.private, deleted=deleted)
     except HubError as error:
         raise RedcoFlowError(
             f"the export is whole in {folder}, but not on the hub: {error}. The same command goes "
-            f"on with the upload alone; so does `hf upload {options.push} {folder}`."
+            "on with the upload alone."
         ) from error
 
 

@@ -460,6 +460,10 @@ def test_what_is_pushed_is_the_directory_and_a_second_push_sends_no_tensors(
                   "notes.txt": b""})  # fmt: skip
     command(*words)
     assert found.commits[found.refs["main"]] == {**files, "notes.txt": b""}
+    theirs = {"config.json": b"{}", "model-00001-of-00002.safetensors": b""}
+    found.commit(theirs)
+    assert "holds another model (model-00001-of-" in command(*words, code=1)
+    assert found.commits[found.refs["main"]] == theirs
 
 
 def test_what_no_push_could_be_made_with_is_told_before_anything_is_written(
@@ -487,7 +491,6 @@ def test_an_export_stays_whole_while_the_hub_is_down_or_refuses(
 
     assert "is the token in HF_TOKEN still valid" in refused
     assert f"{hub.address} did not answer" in unreachable
-    assert f"`hf upload {NAME} out`" in unreachable
     assert_equal(load_pretrained(tmp_path / "out", *read_model(tmp_path / "out")), llama.params)
 
 
