@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, ValidationInfo, field_validator, model_validator
 
@@ -208,16 +208,29 @@ def _checked_cron(text: str) -> str:
         raise ValueError(f"{text!r} is not a cron expression: {error}") from error
     except StopIteration:
         raise ValueError(f"{text!r} has no date within the next 50 years") from None
+    if refused := _words_refused_by_prefect(text):
+        raise ValueError(
+            f"{text!r}: the Prefect server, which computes the dates, does not take "
+            f"{quoted(refused)}; write an rrule, such as 'FREQ=MONTHLY;BYDAY=-1MO' for the last "
+            "Monday of each month"
+        )
     return text
 
 
+def _words_refused_by_prefect(cron: str) -> list[str]:
+    """Return the days that cronsim takes, and croniter, by which Prefect reads cron, does not."""
+    _, _, day, _, weekday = (field.split(",") for field in cron.upper().split())
+    numbered = [word for word in weekday if "#" in word]
+    return [
+        *(word for word in day if word == "LW"),
+        *(word for word in weekday if word.endswith("L")),
+        *(numbered if len(numbered) < len(weekday) else ()),
+    ]
+
+
 def _checked_timezone(text: str) -> str:
-    try:
-        ZoneInfo(text)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(
-            f"{text!r} is not a time zone; write one as Europe/Berlin or UTC"
-        ) from error
+    if text not in available_timezones():  # ZoneInfo takes more, as posix/UTC, and Prefect does not
+        raise ValueError(f"{text!r} is not a time zone; write one as Europe/Berlin or UTC")
     return text
 
 

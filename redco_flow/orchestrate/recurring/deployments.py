@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -262,7 +262,7 @@ def fire_flow_run(
     due = flow_run.expected_start_time or datetime.now(UTC)
     folder, zone = _place(ScheduleDirectory.of(Workspace(Path(workspace)), schedule))
     environment = {
-        DATE_VARIABLE: due.astimezone(zone).isoformat(),
+        DATE_VARIABLE: f"{due.astimezone(zone).isoformat()}[{zone.key}]",
         SCHEDULE_VARIABLE: schedule,
     }
     terms = Terms(
@@ -282,12 +282,12 @@ def fire_flow_run(
         watching.set()
 
 
-def _place(directory: ScheduleDirectory) -> tuple[Path, tzinfo]:
+def _place(directory: ScheduleDirectory) -> tuple[Path, ZoneInfo]:
     """Return where a schedule's commands run, and the zone of its dates."""
     try:
         schedule = directory.read()
     except (FileNotFoundError, DamagedRecord):
-        return Path.cwd(), UTC
+        return Path.cwd(), ZoneInfo("UTC")
     return Path(schedule.directory), ZoneInfo(schedule.timezone)
 
 

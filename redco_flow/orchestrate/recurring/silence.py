@@ -27,7 +27,10 @@ _GOOD = "prefect.flow-run.Completed"
 
 
 def watch_silence(schedule: Schedule, deployment: UUID, client: SyncPrefectClient) -> None:
-    """Have the server tell when no flow run of a deployment has ended well for so long, each time.
+    """Have the server tell when no flow run of a deployment has ended well for so long.
+
+    It tells again each time that twice as long has passed: having told, Prefect forgets the period
+    and looks again after one more, in which the next period begins.
 
     Raises:
         UsageError: the environment lacks an address.
