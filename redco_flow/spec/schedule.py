@@ -63,6 +63,40 @@ def next_dates(text: str, timezone: str) -> list[datetime]:
     return [datetime.fromisoformat(date) for date in found["dates"]]
 
 
+def last_dates(
+    text: str, timezone: str, after: datetime, until: datetime, most: int
+) -> list[datetime]:
+    """Return the last dates of a rule in a period.
+
+    Raises:
+        ValueError: they cannot be listed within two seconds.
+    """
+    try:
+        dates: list[str] = bounded.call(
+            f"{__name__}:list_here",
+            seconds=_SECONDS_TO_LIST,
+            text=text,
+            timezone=timezone,
+            after=after.isoformat(),
+            until=until.isoformat(),
+            most=most,
+        )
+    except bounded.BoundedError as error:
+        raise ValueError(
+            f"the dates of {text[:_MOST_SHOWN]!r} cannot be listed: {error}"
+        ) from error
+    return [datetime.fromisoformat(date) for date in dates]
+
+
+def list_here(text: str, timezone: str, after: str, until: str, most: int) -> list[str]:
+    """Return the last dates of a rule in a period. Runs in the child."""
+    from dateutil import tz
+
+    period = (datetime.fromisoformat(after), datetime.fromisoformat(until))
+    dates = _localized(text, tz.gettz(timezone)).between(*period, inc=True)
+    return [date.isoformat() for date in dates[-most:]]
+
+
 def _check(**arguments: Any) -> dict[str, Any]:
     found: dict[str, Any] = bounded.call(
         f"{__name__}:check_here", seconds=_SECONDS_TO_LIST, **arguments

@@ -25,6 +25,7 @@ from redco_flow.orchestrate.recurring.deployments import (
     switch_off_refused,
 )
 from redco_flow.orchestrate.recurring.firing import leave, note_end_of
+from redco_flow.orchestrate.recurring.missed import make_up
 from redco_flow.orchestrate.recurring.silence import watch_only_while
 from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.spec.find import find_file
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_BEGIN = 60.0  # from a flow run's being taken on another machine to its record
 _MOST_BEGINNINGS = 20
+_REFUSED = (400, 409, 422)  # what the server answers to one request that is wrong
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -67,13 +69,23 @@ class FlowRuns:
         self._threads: dict[str, _Thread] = {}
         self._said: set[str] = set()
 
-    def attend(self, client: SyncPrefectClient, api: PrefectApi) -> None:
-        """Settle what no thread has, then begin what is due."""
+    def attend(
+        self, client: SyncPrefectClient, api: PrefectApi, missed_since: datetime | None = None
+    ) -> None:
+        """Settle what no thread has, then begin what is due.
+
+        Args:
+            missed_since: nothing served from then on; what came due is made up for.
+        """
         interval = SECONDS_BETWEEN_LOOKS
         client.send_worker_heartbeat(POOL, _own_name(), heartbeat_interval_seconds=interval)
         # What a worker asks: by that the server shows pool and deployments as ready.
         client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=_LONG_AGO)
         own = self.settle(client, api.url)
+        if missed_since is not None:
+            for one in own.values():
+                with self.said_once(f"missed firings of schedule '{one.name}'"):
+                    make_up(_directory_of(one), one.id, client, missed_since)
         room = self._limit - len(self._threads)
         for flow_run in _due(list(own), client, room) if own and room > 0 else ():
             deployment = own.get(flow_run.deployment_id)
@@ -98,7 +110,7 @@ class FlowRuns:
         own: dict[UUID | None, DeploymentResponse] = {}
         for deployment in deployments(client):
             # One schedule whose records are damaged must not keep the others from firing.
-            with self._said_once(f"schedule '{deployment.name}'"):
+            with self.said_once(f"schedule '{deployment.name}'"):
                 directory = _directory_of(deployment)
                 if not (directory.path / "schedule.json").exists():
                     continue  # of another machine, or its workspace was deleted
@@ -128,19 +140,23 @@ class FlowRuns:
             if has_ended and key in self._threads and self._threads[key].url != url:
                 del self._threads[key]  # what it reports to is gone
             if not self._has(key):
-                with self._said_once(f"firing {key} of schedule '{directory.name}'"):
+                with self.said_once(f"firing {key} of schedule '{directory.name}'"):
                     self._settle(directory, flow_run, client, is_shared=is_shared)
         for firing in firings.values():
             if firing.id not in flow_runs and not firing.has_ended:
-                with self._said_once(f"firing {firing.id} of schedule '{directory.name}'"):
+                with self.said_once(f"firing {firing.id} of schedule '{directory.name}'"):
                     self._note_end(directory, firing)
 
     @contextlib.contextmanager
-    def _said_once(self, what: str) -> Iterator[None]:
+    def said_once(self, what: str) -> Iterator[None]:
         """Log an error, once, and go on; one of the server's ends this look."""
+        from httpx import HTTPStatusError
+
         try:
             yield
-        except (RedcoFlowError, OSError) as error:
+        except (RedcoFlowError, OSError, ValueError, HTTPStatusError) as error:
+            if isinstance(error, HTTPStatusError) and error.response.status_code not in _REFUSED:
+                raise
             if (line := f"warning: {what}: {error}") not in self._said:
                 self._said.add(line)
                 self._log(line)
