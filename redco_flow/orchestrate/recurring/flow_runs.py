@@ -24,7 +24,7 @@ from redco_flow.orchestrate.recurring.deployments import (
     deployments,
     switch_off_refused,
 )
-from redco_flow.orchestrate.recurring.firing import leave, note_end_of
+from redco_flow.orchestrate.recurring.firing import leave, new_firing, note_end_of
 from redco_flow.orchestrate.recurring.missed import make_up
 from redco_flow.orchestrate.recurring.silence import watch_only_while
 from redco_flow.orchestrate.run.cancel import Log
@@ -87,12 +87,19 @@ class FlowRuns:
                 with self.said_once(f"missed firings of schedule '{one.name}'"):
                     make_up(_directory_of(one), one.id, client, missed_since)
         room = self._limit - len(self._threads)
+        taken = []
         for flow_run in _due(list(own), client, room) if own and room > 0 else ():
             deployment = own.get(flow_run.deployment_id)
             if deployment is None or self._has(str(flow_run.id)):  # its thread is about to end
                 continue
             if _take(flow_run, client):
-                self._begin(client.read_flow_run(flow_run.id), str(deployment.entrypoint), api)
+                # Before any begins, so that each sees those that were due before it.
+                with self.said_once(f"firing {flow_run.id} of schedule '{deployment.name}'"):
+                    due = flow_run.expected_start_time or datetime.now(UTC)
+                    _directory_of(deployment).claim(new_firing(str(flow_run.id), due))
+                taken.append((flow_run.id, str(deployment.entrypoint)))
+        for key, entrypoint in taken:
+            self._begin(client.read_flow_run(key), entrypoint, api)
 
     def settle(
         self, client: SyncPrefectClient, url: str = ""
