@@ -13,6 +13,7 @@ from redco_flow.spec.schedule import (
     checked_rule,
     interval_of,
     interval_text,
+    last_dates,
     next_dates,
 )
 
@@ -92,6 +93,7 @@ def test_prefect_lists_the_dates_of_a_rule_that_begins_with_the_present_period(r
     dates = asyncio.run(prefect.get_dates(3, datetime.now(UTC)))
 
     assert next_dates(checked, "Europe/Berlin") == dates
+    assert last_dates(checked, "Europe/Berlin", dates[0], dates[-1], 2) == dates[1:]
     assert checked_rule(checked, "Europe/Berlin") == checked
     if start is not None:
         assert checked.startswith(f"DTSTART:{start(today):%Y%m%dT%H%M%S}")
