@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -26,7 +27,12 @@ from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.launch.processes import exit_within
 from redco_flow.local_paths import is_file
 from redco_flow.orchestrate.prefect.api import is_healthy, note_deleted
-from redco_flow.orchestrate.prefect.server import prefect_directory, server_status
+from redco_flow.orchestrate.prefect.server import (
+    external_url,
+    home_directory,
+    prefect_directory,
+    server_status,
+)
 from redco_flow.orchestrate.recurring.serving_record import (
     Serving,
     note_workspace,
@@ -55,7 +61,7 @@ Description=redco-flow: fires the schedules of {user}
 After=network-online.target
 
 [Service]
-ExecStart="{python}" -P -m redco_flow.cli.main serve --limit {limit}
+{environment}ExecStart={python} -P -m redco_flow.cli.main serve --limit {limit}
 Restart=always
 RestartSec=10
 KillMode=process
@@ -64,7 +70,7 @@ KillMode=process
 WantedBy=default.target
 """
 
-
+_SECRET_VARIABLES = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
 _SECONDS_TO_ANSWER = 10.0
 _SECONDS_FOR_PYTHON_TO_CLOSE = 5.0
 _SECONDS_TO_DELETE = 120.0
@@ -141,6 +147,7 @@ def _help(options: argparse.Namespace) -> int:
 
 def _add(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.recurring import deployments as prefect
+    from redco_flow.orchestrate.recurring.silence import watch_silence
 
     refuse_if_served_elsewhere()
     if options.from_stage or options.until_stage or options.force:
@@ -149,7 +156,9 @@ def _add(options: argparse.Namespace) -> int:
     directory = ScheduleDirectory.of(workspace, schedule.name)
     api = prefect.connect()
     with prefect.client_of(api) as client:
-        prefect.deploy(schedule, workspace, client)
+        deployment = prefect.deploy(schedule, workspace, client)
+        if schedule.no_run_for:
+            watch_silence(schedule, deployment, client)
         directory.write(schedule)
         note_workspace(workspace)
         found = prefect.find_deployment(schedule.name, client)
@@ -362,6 +371,9 @@ def _set_paused(options: argparse.Namespace, *, is_paused: bool) -> int:
     directory = get_schedule(workspace_of(options), options.name)
 
     def change(client: Any, found: Any) -> None:
+        if not is_paused:
+            for one in found.schedules:  # it fires since then: what was due before is not missed
+                client.update_deployment_schedule(found.id, one.id, active=one.active)
         client.set_deployment_paused_state(found.id, is_paused)
         watch_only_while(directory.name, client, fires=not is_paused)
         directory.write(replace(directory.read(), is_paused=is_paused))
@@ -489,18 +501,43 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _install(limit: int) -> int:
+    variables = _installed_variables()
     if shutil.which("systemctl") is None:
-        print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach --limit {limit}")
+        python = shlex.join([*variables, sys.executable])
+        words = f"{'env ' if variables else ''}{python} -P -m redco_flow.cli.main serve --detach"
+        # cron makes a line break of a percent sign.
+        print(f"@reboot {words} --limit {limit}".replace("%", r"\%"))
         sys.stderr.write("there is no systemd here: `crontab -e` takes the line above\n")
         return 0
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = home / "systemd" / "user" / "redco-flow.service"
     path.parent.mkdir(parents=True, exist_ok=True)
     user = os.environ.get("USER", "this user")
-    path.write_text(_UNIT.format(python=sys.executable, user=user, limit=limit))
+    environment = "".join(f"Environment={_quoted(one)}\n" for one in variables)
+    python = _quoted(sys.executable)
+    path.write_text(_UNIT.format(environment=environment, python=python, user=user, limit=limit))
     print(path)
     sys.stderr.write(
         "systemctl --user enable --now redco-flow     serves from now on\n"
         "loginctl enable-linger                       also while you are not logged in\n"
     )
     return 0
+
+
+def _installed_variables() -> list[str]:
+    """Return what `serve` after a reboot must find as this process does, as NAME=value."""
+    home = [f"REDCO_FLOW_HOME={home_directory()}"] if os.environ.get("REDCO_FLOW_HOME") else []
+    url = external_url()
+    secrets = [name for name in _SECRET_VARIABLES if os.environ.get(name)]
+    if url and secrets:
+        sys.stderr.write(
+            f"note: {', '.join(secrets)} must be set in the environment of the service, too; "
+            "secrets are not written here\n"
+        )
+    return [*home, *([f"PREFECT_API_URL={url}"] if url else [])]
+
+
+def _quoted(text: str) -> str:
+    """Return a word of a systemd unit, where backslashes, quotes and % mean something."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'

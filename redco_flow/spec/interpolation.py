@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, KeyPath, leaves
@@ -27,7 +28,8 @@ MAX_CHARACTERS = 1 << 20
 
 DATE_VARIABLE = "REDCO_FLOW_DATE"
 """The environment variable of the moment that `${date:…}` means, ISO 8601; without it: now, in
-this machine's time zone. A schedule's firing sets it to when it was due, in the schedule's."""
+this machine's time zone. A schedule's firing sets it to when it was due, in the schedule's, whose
+name follows in brackets (RFC 9557): `2026-11-23T03:00:00+01:00[Europe/Berlin]`."""
 
 _WITHOUT_PATH = ("env:", "date:")
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
@@ -133,8 +135,8 @@ class _Interpolation:
         if found is None or "%" not in found[1]:
             raise _Bad("write ${date:%Y-%m-%d}, or ${date:%Y-%m-%d,-1d} for the day before")
         try:
-            before = interval_of(found[2]) if found[2] else timedelta()
-            moment = self._moment() - before
+            moment = self._moment()
+            moment = _before(moment, found[2]) if found[2] else moment
         except (ValueError, OverflowError) as error:
             raise _Bad(str(error)) from error
         text = moment.strftime(found[1])
@@ -147,10 +149,14 @@ class _Interpolation:
         """Return the current time, or the one that the environment gives for dates."""
         given = self.environ.get(DATE_VARIABLE)
         if not given:
-            return datetime.now().astimezone()
+            from dateutil.tz import tzlocal
+
+            return datetime.now(tzlocal())
+        text, _, zone = given.partition("[")
         try:
-            return datetime.fromisoformat(given)
-        except ValueError as error:
+            moment = datetime.fromisoformat(text)
+            return moment.astimezone(ZoneInfo(zone.removesuffix("]"))) if zone else moment
+        except (ValueError, KeyError) as error:  # KeyError: of ZoneInfo
             raise ValueError(
                 f"environment variable {DATE_VARIABLE} is no date: write 2026-11-23 or "
                 "2026-11-23T03:00:00+01:00"
@@ -197,6 +203,17 @@ class _Interpolation:
             )
         known = [dotted(leaf) for leaf in islice(leaves(self.document.values), 500)]
         return f"nothing is written at '{reference}'{nearest(reference, known)}"
+
+
+def _before(moment: datetime, interval: str) -> datetime:
+    """Return a moment earlier by an interval: days and weeks of the calendar, or elapsed time.
+
+    In the days when clocks change, `1d` is the same time of the day before, and `24h` is not.
+    """
+    before = interval_of(interval)
+    if interval.strip()[-1] in "dw" or moment.tzinfo is None:
+        return moment - before
+    return (moment.astimezone(UTC) - before).astimezone(moment.tzinfo)
 
 
 def _expand(text: str, value_of: Callable[[str], Scalar]) -> Scalar:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, ValidationInfo, field_validator, model_validator
 
@@ -61,6 +61,40 @@ def next_dates(text: str, timezone: str) -> list[datetime]:
     except bounded.BoundedError:
         return []
     return [datetime.fromisoformat(date) for date in found["dates"]]
+
+
+def last_dates(
+    text: str, timezone: str, after: datetime, until: datetime, most: int
+) -> list[datetime]:
+    """Return the last dates of a rule in a period.
+
+    Raises:
+        ValueError: they cannot be listed within two seconds.
+    """
+    try:
+        dates: list[str] = bounded.call(
+            f"{__name__}:list_here",
+            seconds=_SECONDS_TO_LIST,
+            text=text,
+            timezone=timezone,
+            after=after.isoformat(),
+            until=until.isoformat(),
+            most=most,
+        )
+    except bounded.BoundedError as error:
+        raise ValueError(
+            f"the dates of {text[:_MOST_SHOWN]!r} cannot be listed: {error}"
+        ) from error
+    return [datetime.fromisoformat(date) for date in dates]
+
+
+def list_here(text: str, timezone: str, after: str, until: str, most: int) -> list[str]:
+    """Return the last dates of a rule in a period. Runs in the child."""
+    from dateutil import tz
+
+    period = (datetime.fromisoformat(after), datetime.fromisoformat(until))
+    dates = _localized(text, tz.gettz(timezone)).between(*period, inc=True)
+    return [date.isoformat() for date in dates[-most:]]
 
 
 def _check(**arguments: Any) -> dict[str, Any]:
@@ -208,16 +242,29 @@ def _checked_cron(text: str) -> str:
         raise ValueError(f"{text!r} is not a cron expression: {error}") from error
     except StopIteration:
         raise ValueError(f"{text!r} has no date within the next 50 years") from None
+    if refused := _words_refused_by_prefect(text):
+        raise ValueError(
+            f"{text!r}: the Prefect server, which computes the dates, does not take "
+            f"{quoted(refused)}; write an rrule, such as 'FREQ=MONTHLY;BYDAY=-1MO' for the last "
+            "Monday of each month"
+        )
     return text
 
 
+def _words_refused_by_prefect(cron: str) -> list[str]:
+    """Return the days that cronsim takes, and croniter, by which Prefect reads cron, does not."""
+    _, _, day, _, weekday = (field.split(",") for field in cron.upper().split())
+    numbered = [word for word in weekday if "#" in word]
+    return [
+        *(word for word in day if word == "LW"),
+        *(word for word in weekday if word.endswith("L")),
+        *(numbered if len(numbered) < len(weekday) else ()),
+    ]
+
+
 def _checked_timezone(text: str) -> str:
-    try:
-        ZoneInfo(text)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(
-            f"{text!r} is not a time zone; write one as Europe/Berlin or UTC"
-        ) from error
+    if text not in available_timezones():  # ZoneInfo takes more, as posix/UTC, and Prefect does not
+        raise ValueError(f"{text!r} is not a time zone; write one as Europe/Berlin or UTC")
     return text
 
 

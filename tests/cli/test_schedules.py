@@ -217,8 +217,9 @@ def test_a_look_asks_the_server_no_more_often_for_many_schedules(served):
         client._client.event_hooks["request"].append(requests.append)
         for name in ("second", "third", "fourth"):
             requests.clear()
-            restore(workspace, client, print)
-            FlowRuns(print).settle(client)
+            flow_runs = FlowRuns(print)
+            restore(workspace, client, flow_runs, print)
+            flow_runs.settle(client)
             numbers.append(len(requests))
             another = replace(directory_of(served).read(), name=name)
             deploy(another, workspace, client)

@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 
 from redco_flow.orchestrate.prefect.server import prefect_directory
-from redco_flow.orchestrate.recurring.firing import Firer, Terms
+from redco_flow.orchestrate.recurring.firing import Firer, Terms, new_firing
 from redco_flow.records import write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
-from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
+from redco_flow.tracking.schedules import FiringState, Schedule, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
 
@@ -154,6 +154,21 @@ def test_a_firing_is_missed_only_where_nothing_served_when_it_was_due(weeks, ser
     late = weeks.fire(served_for_an_hour + timedelta(minutes=1), missed="skip")
 
     assert (before.state, late.state) == ("skipped", "completed")
+
+
+def test_the_latest_missed_firing_waits_until_those_before_are_skipped(weeks):
+    weeks.bring(100)
+    long_ago = datetime.now(UTC) - timedelta(days=1)
+    dates = [long_ago + timedelta(hours=hours) for hours in range(3)]
+    before = [weeks.directory.claim(new_firing(str(uuid4()), due))[0] for due in dates[:2]]
+    with ThreadPoolExecutor(1) as pool:
+        latest = pool.submit(weeks.fire, dates[2])
+        wait_for(lambda: weeks.said, seconds=300)
+        for one in before:
+            weeks.directory.end_firing(one, FiringState.SKIPPED, "")
+        latest = latest.result(timeout=400)
+
+    assert latest.state == "completed"
 
 
 def test_a_firing_cancels_the_run_before_where_that_is_asked_for(weeks):

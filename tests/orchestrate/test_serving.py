@@ -8,15 +8,28 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import UTC, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.prefect.report import refuse_retries
-from redco_flow.orchestrate.recurring.deployments import client_of, connect
-from redco_flow.orchestrate.recurring.serving import stop_serving
+from redco_flow.orchestrate.recurring.deployments import (
+    client_of,
+    connect,
+    deploy,
+    due_dates,
+    find_deployment,
+)
+from redco_flow.orchestrate.recurring.flow_runs import FlowRuns
+from redco_flow.orchestrate.recurring.missed import make_up
+from redco_flow.orchestrate.recurring.serving import restore, stop_serving
 from redco_flow.orchestrate.recurring.serving_record import Serving
+from redco_flow.orchestrate.recurring.silence import forget_silence, is_watched
+from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
@@ -116,3 +129,107 @@ def test_a_server_that_answers_errors_is_one_line(tmp_path, failing_api):
 
     assert "answers 500 to /api/" in said
     assert "Traceback" not in said
+
+
+def test_what_is_installed_for_a_reboot_finds_home_and_server(tmp_path, monkeypatch):
+    """In systemd.syntax(7) and systemd.unit(5), \\ and " are escaped, and % is doubled."""
+    monkeypatch.setenv("REDCO_FLOW_HOME", f'{tmp_path}/a "%" home')
+    monkeypatch.setenv("PREFECT_API_URL", "http://host/a%20b/api")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("empty", "systemd"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "systemd/systemctl").touch(mode=0o755)
+    command = Command(tmp_path)
+    serve = "-P -m redco_flow.cli.main serve"
+
+    unit = command("serve", "--install", environment={"PATH": str(tmp_path / "systemd")})
+    line = command("serve", "--install", environment={"PATH": str(tmp_path / "empty")})
+
+    assert Path(unit.strip()).read_text().split("[Service]\n")[1].splitlines()[:3] == [
+        rf'Environment="REDCO_FLOW_HOME={tmp_path}/a \"%%\" home"',
+        'Environment="PREFECT_API_URL=http://host/a%%20b/api"',
+        f'ExecStart="{sys.executable}" {serve} --limit 10',
+    ]
+    # As cron(8) does: without the backslashes, to a shell.
+    shown = ["sh", "-c", f'printf "%s\\n" {line.removeprefix("@reboot ").replace(chr(92), "")}']
+    assert subprocess.check_output(shown, text=True).splitlines() == [
+        "env",
+        f'REDCO_FLOW_HOME={tmp_path}/a "%" home',
+        "PREFECT_API_URL=http://host/a%20b/api",
+        *f"{sys.executable} {serve} --detach --limit 10".split(),
+    ]
+
+
+def test_what_came_due_while_nothing_served_is_made_up_for_or_in_the_history(
+    prefect_server, tmp_path
+):
+    """Fault 51: Prefect makes flow runs of three dates ahead; nothing serves for much longer."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    directory = ScheduleDirectory.of(Workspace(tmp_path), "hourly")
+    directory.write(Schedule("hourly", "dates.yaml", str(tmp_path), cron="0 * * * *"))
+    an_hour, a_day = timedelta(hours=1), timedelta(days=1)
+    with client_of(connect()) as client:
+        deployment = deploy(directory.read(), Workspace(tmp_path), client)
+        added = client.read_deployment(deployment).schedules[0].updated.astimezone(UTC)
+        hour = added.replace(minute=0, second=0, microsecond=0)
+
+        def made():
+            dates = due_dates(deployment, hour - a_day, hour + 9 * a_day, client)
+            return sorted((date - hour).total_seconds() / 3600 for date in dates)
+
+        def serve_again(missed, first, last):
+            parameters = client.read_deployment(deployment).parameters | {"missed": missed}
+            client.update_deployment(deployment, DeploymentUpdate(parameters=parameters))
+            period = (hour + (first + 0.5) * an_hour, hour + (last + 0.5) * an_hour)
+            make_up(directory, deployment, client, *period)
+
+        wait_for(lambda: len(made()) == 3, seconds=300)
+        serve_again("all", -20, 10)  # what came due before it was added is not of it
+        every = made()
+        serve_again("latest", 10, 115)
+        serve_again("skip", 115, 120)
+        dates = made()
+        client.delete_deployment(deployment)
+
+    assert every == list(range(1, 11))
+    assert dates == [*every, 115]
+    assert [(one.due, one.reason.partition(" due")[0]) for one in directory.firings()] == [
+        ((hour + 15 * an_hour).isoformat(), "nothing served: 100 or more"),
+        ((hour + 116 * an_hour).isoformat(), "nothing served: 5"),
+    ]
+
+
+def test_a_schedule_that_cannot_be_watched_fires_and_stops_no_other(
+    prefect_server, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("SILENCE_HOOK", raising=False)
+    workspace, log = Workspace(tmp_path), []
+    told = {"no_run_for": "1d", "told_by": {"webhook": "SILENCE_HOOK"}}
+    whens = {
+        "a": {"rrule": "FREQ=DAILY;INTERVAL=0"},
+        "b": {"every": "1d"} | told,
+        "c": {"every": "1d"},
+    }
+    for name, when in whens.items():
+        schedule = Schedule(name, "dates.yaml", str(tmp_path), **when)
+        ScheduleDirectory.of(workspace, name).write(schedule)
+    flow_runs = FlowRuns(log.append)
+    with client_of(connect()) as client:
+        for _ in range(2):
+            restore(workspace, client, flow_runs, log.append)
+        found = {name: find_deployment(name, client) for name in ("a", "b", "c")}
+        unwatched = is_watched("b", client)
+        monkeypatch.setenv("SILENCE_HOOK", "http://127.0.0.1:1/")
+        restore(workspace, client, flow_runs, log.append)
+        watched = is_watched("b", client)
+        forget_silence("b", client)
+        for one in filter(None, found.values()):
+            client.delete_deployment(one.id)
+
+    assert [name for name, one in found.items() if one is not None] == ["b", "c"]
+    assert (unwatched, watched) == (False, True)
+    assert [line for line in log if line.startswith("warning: schedule 'a'") or "HOOK" in line] == [
+        log[0],
+        log[2],
+    ]

@@ -62,6 +62,24 @@ def test_a_date_is_that_of_the_moment_that_the_environment_gives(written, value)
     assert (values, problems) == ({"a": value}, [])
 
 
+@pytest.mark.parametrize(
+    ("before", "value"),
+    [
+        # At 02:00 clocks go to 03:00, so that an hour before 03:00 is 01:00, as `date` says:
+        # TZ=Europe/Berlin date -d "@$(($(date -d 2026-03-29T03:00+02:00 +%s) - 3600))"
+        ("1h", "2026-03-29 01:00 +0100"),
+        ("24h", "2026-03-28 02:00 +0100"),
+        ("1d", "2026-03-28 03:00 +0100"),
+    ],
+)
+def test_hours_before_a_date_have_elapsed_and_days_are_those_of_the_calendar(before, value):
+    due = "2026-03-29T03:00:00+02:00[Europe/Berlin]"
+
+    values, problems = filled(f"a: '${{date:%Y-%m-%d %H:%M %z,-{before}}}'", REDCO_FLOW_DATE=due)
+
+    assert (values, problems) == ({"a": value}, [])
+
+
 def test_a_date_is_this_machines_where_the_environment_gives_none():
     before, (values, problems), after = datetime.now(), filled("a: '${date:%s}'"), datetime.now()
 

@@ -13,6 +13,7 @@ from redco_flow.spec.schedule import (
     checked_rule,
     interval_of,
     interval_text,
+    last_dates,
     next_dates,
 )
 
@@ -34,6 +35,8 @@ def test_an_interval_is_a_number_and_a_unit(text, seconds):
         ({"cron": "0 3 * * 1", "every": "6h"}, "'cron', 'every' are given"),
         ({"cron": "0 3 * *"}, "has 4 fields; cron has five"),
         ({"cron": "0 25 * * 1"}, "is not a cron expression"),
+        ({"cron": "0 3 LW * *"}, "Prefect server, .* does not take 'LW'; write an rrule"),
+        ({"cron": "0 3 * * 1L,5#3,2"}, "does not take '1L', '5#3'"),
         ({"every": "0h"}, "is not an interval; write 90s"),
         ({"every": "soon"}, "is not an interval"),
         ({"every": "59s"}, "is too short; firings are 60s apart or more"),
@@ -48,6 +51,7 @@ def test_an_interval_is_a_number_and_a_unit(text, seconds):
         ({"rrule": "FREQ=DAILY;INTERVAL=99999999999"}, "has no date after now"),
         ({"rrule": f"FREQ=DAILY;BYHOUR={'3,' * 9999}3"}, "characters of at most 6500"),
         ({"every": "6h", "timezone": "Europe/Brelin"}, "is not a time zone"),
+        ({"every": "6h", "timezone": "posix/UTC"}, "is not a time zone"),
         ({"every": "6h", "overlap": "both"}, "'skip', 'queue' or 'cancel_running'"),
         ({"every": "6h", "retries": -1}, "greater than or equal to 0"),
     ],
@@ -89,6 +93,7 @@ def test_prefect_lists_the_dates_of_a_rule_that_begins_with_the_present_period(r
     dates = asyncio.run(prefect.get_dates(3, datetime.now(UTC)))
 
     assert next_dates(checked, "Europe/Berlin") == dates
+    assert last_dates(checked, "Europe/Berlin", dates[0], dates[-1], 2) == dates[1:]
     assert checked_rule(checked, "Europe/Berlin") == checked
     if start is not None:
         assert checked.startswith(f"DTSTART:{start(today):%Y%m%dT%H%M%S}")

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ from redco_flow.orchestrate.prefect.server import (
     prefect_directory,
 )
 from redco_flow.orchestrate.recurring.firing import Firer, Terms
-from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
+from redco_flow.orchestrate.recurring.silence import forget_silence
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import DATE_VARIABLE
 from redco_flow.spec.schedule import (
@@ -133,7 +133,7 @@ def api_settings(api: PrefectApi) -> contextlib.AbstractContextManager[Any]:
 
 
 def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) -> UUID:
-    """Make a schedule's deployment, or make it what the schedule says now.
+    """Make a schedule's deployment, or make it what the schedule says now; nothing watches it.
 
     Raises:
         UsageError: the name is that of a schedule of another workspace.
@@ -154,7 +154,7 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
         schedule.name, client
     )  # that it was silent for long says nothing of what it becomes
     flow_file = find_file("flows", "flows/recurring.py").absolute()
-    deployment = client.create_deployment(
+    return client.create_deployment(
         client.create_flow_from_name(FLOW),
         schedule.name,
         schedules=[when],
@@ -167,9 +167,6 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
         work_pool_name=POOL,
         entrypoint=f"{flow_file}:recurring",
     )
-    if schedule.no_run_for:
-        watch_silence(schedule, deployment, client)
-    return deployment
 
 
 def find_deployment(name: str, client: SyncPrefectClient) -> DeploymentResponse | None:
@@ -262,7 +259,7 @@ def fire_flow_run(
     due = flow_run.expected_start_time or datetime.now(UTC)
     folder, zone = _place(ScheduleDirectory.of(Workspace(Path(workspace)), schedule))
     environment = {
-        DATE_VARIABLE: due.astimezone(zone).isoformat(),
+        DATE_VARIABLE: f"{due.astimezone(zone).isoformat()}[{zone.key}]",
         SCHEDULE_VARIABLE: schedule,
     }
     terms = Terms(
@@ -282,18 +279,31 @@ def fire_flow_run(
         watching.set()
 
 
-def _place(directory: ScheduleDirectory) -> tuple[Path, tzinfo]:
+def _place(directory: ScheduleDirectory) -> tuple[Path, ZoneInfo]:
     """Return where a schedule's commands run, and the zone of its dates."""
     try:
         schedule = directory.read()
     except (FileNotFoundError, DamagedRecord):
-        return Path.cwd(), UTC
+        return Path.cwd(), ZoneInfo("UTC")
     return Path(schedule.directory), ZoneInfo(schedule.timezone)
 
 
 def _later_is_due(flow_run: FlowRun) -> bool:
     """Whether another flow run of the same deployment was due after this one, and is by now."""
     from prefect.client.orchestration import get_client
+
+    due = flow_run.expected_start_time
+    if flow_run.deployment_id is None or due is None:
+        return False
+    with get_client(sync_client=True) as client:
+        dates = due_dates(flow_run.deployment_id, due, datetime.now(UTC), client)
+    return any(date > due for date in dates)
+
+
+def due_dates(
+    deployment: UUID, first: datetime, last: datetime, client: SyncPrefectClient
+) -> set[datetime]:
+    """Return when a deployment's flow runs were due, whatever became of them, in a period."""
     from prefect.client.schemas.filters import (
         DeploymentFilter,
         DeploymentFilterId,
@@ -301,16 +311,16 @@ def _later_is_due(flow_run: FlowRun) -> bool:
         FlowRunFilterExpectedStartTime,
     )
 
-    due = flow_run.expected_start_time
-    if flow_run.deployment_id is None or due is None:
-        return False
-    period = FlowRunFilterExpectedStartTime(after_=due, before_=datetime.now(UTC))
-    of = DeploymentFilter(id=DeploymentFilterId(any_=[flow_run.deployment_id]))
-    with get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(expected_start_time=period), deployment_filter=of
-        )
-    return any(one.expected_start_time and one.expected_start_time > due for one in found)
+    period = FlowRunFilterExpectedStartTime(after_=first, before_=last)
+    of = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    found: list[FlowRun] = []
+    while page := client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(expected_start_time=period),
+        deployment_filter=of,
+        offset=len(found),
+    ):
+        found += page
+    return {one.expected_start_time for one in found if one.expected_start_time}
 
 
 def _rename(flow_run_id: UUID, name: str) -> None:
@@ -390,14 +400,17 @@ async def _next_dates(schedules: list[Any]) -> list[datetime]:
 
 
 async def _dates_of(schedule: Any) -> list[datetime]:
-    from prefect.server.schemas import schedules as server_schedules
-
     if (rule := getattr(schedule, "rrule", None)) is not None:
         return next_dates(rule, schedule.timezone or "UTC")
-    name = type(schedule).__name__
-    same = getattr(server_schedules, name)(**schedule.model_dump())
-    dates: list[datetime] = await same.get_dates(3, datetime.now(UTC))
+    dates: list[datetime] = await on_server(schedule).get_dates(3, datetime.now(UTC))
     return dates
+
+
+def on_server(schedule: Any) -> Any:
+    """Return a schedule as the server has it, which computes its dates."""
+    from prefect.server.schemas import schedules
+
+    return getattr(schedules, type(schedule).__name__)(**schedule.model_dump())
 
 
 def _words(schedule: Any) -> tuple[str, str, str]:

@@ -111,12 +111,7 @@ class Firer:
 
         One that has ended as failed or cancelled is given new attempts: a user asked for that.
         """
-        new = Firing(
-            firing_id,
-            due.astimezone(UTC).isoformat(timespec="seconds"),
-            FiringState.WAITING,
-            began=utc_now(),
-        )
+        new = new_firing(firing_id, due)
         firing, is_retry = self._directory.claim(new)
         if firing is None:
             return self._directory.find_firing(firing_id) or new
@@ -159,7 +154,8 @@ class Firer:
         if is_late and (reason := self._why_not_made_up(firing)):
             return self._end(firing, FiringState.SKIPPED, reason)
         makes_up = is_late and self._terms.missed == "all"
-        firing = self._wait_for_turn(firing, "wait" if makes_up else self._terms.overlap)
+        overlap = "wait" if makes_up else self._terms.overlap
+        firing = self._wait_for_turn(firing, overlap, is_late=is_late)
         if firing.has_ended:
             return firing
         return self._start(firing)
@@ -208,11 +204,12 @@ class Firer:
             return f"it was due at {firing.due}, when nothing served; a later one is made up for"
         return ""
 
-    def _wait_for_turn(self, firing: Firing, overlap: str) -> Firing:
+    def _wait_for_turn(self, firing: Firing, overlap: str, *, is_late: bool = False) -> Firing:
         """Return the firing when it may run, or as it ended by the policy of overlaps.
 
         Args:
             overlap: that policy, or `wait`, however many firings are before this one.
+            is_late: those before may have been missed, too, and are about to be skipped.
         """
         is_told = False
         while True:
@@ -223,7 +220,7 @@ class Firer:
             running = [one for one in others if one.state == FiringState.RUNNING]
             if running and overlap == "skip":
                 return self._end(firing, FiringState.SKIPPED, f"{running[0].run or 'one'} runs")
-            if len(others) > 1 and overlap != "wait":
+            if len(others) > 1 and overlap != "wait" and not is_late:
                 reason = f"another firing waits already, the one that was due at {others[-1].due}"
                 return self._end(firing, FiringState.SKIPPED, reason)
             if running and overlap == "cancel_running":
@@ -305,6 +302,12 @@ class Firer:
             said = "\n".join(done.stderr.strip().splitlines()[-20:])
             raise CannotFire(f"`{shlex.join(['redco-flow', *words])}`: {said}")
         return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def new_firing(firing_id: str, due: datetime) -> Firing:
+    """Return the record of a firing that begins."""
+    text = due.astimezone(UTC).isoformat(timespec="seconds")
+    return Firing(firing_id, text, FiringState.WAITING, began=utc_now())
 
 
 def leave(directory: ScheduleDirectory, firing_id: str) -> None:

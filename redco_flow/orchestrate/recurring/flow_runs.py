@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate.prefect.api import PrefectApi
@@ -24,7 +25,8 @@ from redco_flow.orchestrate.recurring.deployments import (
     deployments,
     switch_off_refused,
 )
-from redco_flow.orchestrate.recurring.firing import leave, note_end_of
+from redco_flow.orchestrate.recurring.firing import leave, new_firing, note_end_of
+from redco_flow.orchestrate.recurring.missed import make_up
 from redco_flow.orchestrate.recurring.silence import watch_only_while
 from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.spec.find import find_file
@@ -33,8 +35,6 @@ from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas import FlowRun, State
     from prefect.client.schemas.responses import DeploymentResponse
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_BEGIN = 60.0  # from a flow run's being taken on another machine to its record
 _MOST_BEGINNINGS = 20
+_REFUSED = (400, 409, 422)  # what the server answers to one request that is wrong
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -67,20 +68,37 @@ class FlowRuns:
         self._threads: dict[str, _Thread] = {}
         self._said: set[str] = set()
 
-    def attend(self, client: SyncPrefectClient, api: PrefectApi) -> None:
-        """Settle what no thread has, then begin what is due."""
+    def attend(
+        self, client: SyncPrefectClient, api: PrefectApi, missed_since: datetime | None = None
+    ) -> None:
+        """Settle what no thread has, then begin what is due.
+
+        Args:
+            missed_since: nothing served from then on; what came due is made up for.
+        """
         interval = SECONDS_BETWEEN_LOOKS
         client.send_worker_heartbeat(POOL, _own_name(), heartbeat_interval_seconds=interval)
         # What a worker asks: by that the server shows pool and deployments as ready.
         client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=_LONG_AGO)
         own = self.settle(client, api.url)
+        if missed_since is not None:
+            for one in own.values():
+                with self.said_once(f"missed firings of schedule '{one.name}'"):
+                    make_up(_directory_of(one), one.id, client, missed_since)
         room = self._limit - len(self._threads)
+        taken = []
         for flow_run in _due(list(own), client, room) if own and room > 0 else ():
             deployment = own.get(flow_run.deployment_id)
             if deployment is None or self._has(str(flow_run.id)):  # its thread is about to end
                 continue
             if _take(flow_run, client):
-                self._begin(client.read_flow_run(flow_run.id), str(deployment.entrypoint), api)
+                # Before any begins, so that each sees those that were due before it.
+                with self.said_once(f"firing {flow_run.id} of schedule '{deployment.name}'"):
+                    due = flow_run.expected_start_time or datetime.now(UTC)
+                    _directory_of(deployment).claim(new_firing(str(flow_run.id), due))
+                taken.append((flow_run.id, str(deployment.entrypoint)))
+        for key, entrypoint in taken:
+            self._begin(client.read_flow_run(key), entrypoint, api)
 
     def settle(
         self, client: SyncPrefectClient, url: str = ""
@@ -100,7 +118,7 @@ class FlowRuns:
         flow_runs = _open_flow_runs([one.id for one in found], client)
         for deployment in found:
             # One schedule whose records are damaged must not keep the others from firing.
-            with self._said_once(f"schedule '{deployment.name}'"):
+            with self.said_once(f"schedule '{deployment.name}'"):
                 directory = _directory_of(deployment)
                 if not (directory.path / "schedule.json").exists():
                     continue  # of another machine, or its workspace was deleted
@@ -136,19 +154,23 @@ class FlowRuns:
             if has_ended and key in self._threads and self._threads[key].url != url:
                 del self._threads[key]  # what it reports to is gone
             if not self._has(key):
-                with self._said_once(f"firing {key} of schedule '{directory.name}'"):
+                with self.said_once(f"firing {key} of schedule '{directory.name}'"):
                     self._settle(directory, flow_run, client, is_shared=is_shared)
         for firing in firings.values():
             if firing.id not in flow_runs and not firing.has_ended:
-                with self._said_once(f"firing {firing.id} of schedule '{directory.name}'"):
-                    self._note_end(directory, firing)
+                with self.said_once(f"firing {firing.id} of schedule '{directory.name}'"):
+                    self._note_end(directory, firing, client)
 
     @contextlib.contextmanager
-    def _said_once(self, what: str) -> Iterator[None]:
+    def said_once(self, what: str) -> Iterator[None]:
         """Log an error, once, and go on; one of the server's ends this look."""
+        from httpx import HTTPStatusError
+
         try:
             yield
-        except (RedcoFlowError, OSError) as error:
+        except (RedcoFlowError, OSError, ValueError, HTTPStatusError) as error:
+            if isinstance(error, HTTPStatusError) and error.response.status_code not in _REFUSED:
+                raise
             if (line := f"warning: {what}: {error}") not in self._said:
                 self._said.add(line)
                 self._log(line)
@@ -160,14 +182,16 @@ class FlowRuns:
         """Whether a thread here, or a process of another machine, brings it to its end."""
         return self._has(firing.id) or (firing.is_held and not firing.is_of_this_process)
 
-    def _note_end(self, directory: ScheduleDirectory, firing: Firing) -> None:
+    def _note_end(
+        self, directory: ScheduleDirectory, firing: Firing, client: SyncPrefectClient
+    ) -> None:
         """End a firing whose flow run is closed: its thread ended by an error."""
         present = directory.find_firing(firing.id)
         if present is None or present.has_ended or self._is_at_work(present):
             return
         if present.has_started_run:
             note_end_of(directory, present)
-        elif present.is_of_this_process:
+        elif present.is_of_this_process and not _is_open(firing.id, client):
             why = "it was interrupted before it started a run"
             directory.end_firing(present, FiringState.FAILED, why)
 
@@ -333,6 +357,17 @@ def _tell_end(flow_run: FlowRun, firing: Firing | None, client: SyncPrefectClien
     message = firing.told if firing is not None else ""
     end = kinds.get(firing.state if firing is not None else "", Cancelled)(message=message)
     client.set_flow_run_state(flow_run.id, end, force=True)
+
+
+def _is_open(flow_run: str, client: SyncPrefectClient) -> bool:
+    """Whether a flow run that a list lacks has no end: one that ends moves the pages behind it."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        state = client.read_flow_run(UUID(flow_run)).state
+    except ObjectNotFound:
+        return False
+    return state is None or not state.is_final() or state.is_crashed()
 
 
 def _age_of(state: State[Any]) -> float:

@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.orchestrate.prefect.api import PrefectApi
 from redco_flow.orchestrate.prefect.report import refuse_retries
 from redco_flow.orchestrate.prefect.server import prefect_directory
 from redco_flow.orchestrate.recurring.deployments import (
@@ -37,9 +39,12 @@ from redco_flow.orchestrate.recurring.flow_runs import SECONDS_BETWEEN_LOOKS, Fl
 from redco_flow.orchestrate.recurring.serving_record import (
     Serving,
     known_workspaces,
+    last_look,
     lock_path,
+    note_look,
     note_serving,
 )
+from redco_flow.orchestrate.recurring.silence import is_watched, watch_silence
 from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.records import open_no_link
 from redco_flow.tracking.file_lock import LockRequest
@@ -67,14 +72,22 @@ def serve(log: Log, stop: threading.Event, limit: int = MAX_FIRINGS) -> None:
     with _only_one():
         note_serving()
         flow_runs, served = FlowRuns(log, limit), ""
-        looked = _Moment.now()
+        looked, noted = _Moment.of_last_look(), None
         while not stop.is_set():
             try:
-                url = _attend(flow_runs, log, limit)
-                looked = _note_pause(looked)
-                if url != served:
-                    log(f"serving schedules of {url}")
-                    served = url
+                api = connect()
+                now = _Moment.now()
+                if is_late := now.is_long_after(looked):
+                    # Before any firing begins, which asks since when this process serves.
+                    note_serving()
+                _attend(flow_runs, api, log, limit, looked.date if is_late else None)
+                looked = now
+                if noted is None or now.is_long_after(noted):
+                    note_look()
+                    noted = now
+                if api.url != served:
+                    log(f"serving schedules of {api.url}")
+                    served = api.url
             except Exception as error:  # noqa: BLE001 (a server that restarts; told and tried again)
                 log(f"warning: {error}; tried again in {SECONDS_BETWEEN_LOOKS:.0f} s")
             stop.wait(SECONDS_BETWEEN_LOOKS)
@@ -91,13 +104,20 @@ class _Moment:
     def now(cls) -> _Moment:
         return cls(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
+    @classmethod
+    def of_last_look(cls) -> _Moment:
+        """Return when a process last found all that was due; now, if none ever did."""
+        looked = last_look()
+        return replace(cls.now(), clock=looked.timestamp()) if looked else cls.now()
 
-def _note_pause(looked: _Moment) -> _Moment:
-    """Have it on record that what was due since the last look was missed, if that is long ago."""
-    now = _Moment.now()
-    if max(now.clock - looked.clock, now.since_boot - looked.since_boot) > SECONDS_LATE:
-        note_serving()
-    return now
+    @property
+    def date(self) -> datetime:
+        """By the machine's clock."""
+        return datetime.fromtimestamp(self.clock, UTC)
+
+    def is_long_after(self, other: _Moment) -> bool:
+        """Whether what came due since another moment was missed."""
+        return max(self.clock - other.clock, self.since_boot - other.since_boot) > SECONDS_LATE
 
 
 def start_detached(limit: int = MAX_FIRINGS) -> ProcessIdentity:
@@ -154,38 +174,37 @@ def stop_serving() -> bool:
     return True
 
 
-def _attend(flow_runs: FlowRuns, log: Log, limit: int) -> str:
-    """Look after the server, the deployments and the flow runs; return the server's address."""
-    api = connect()
+def _attend(
+    flow_runs: FlowRuns, api: PrefectApi, log: Log, limit: int, missed_since: datetime | None
+) -> None:
+    """Look after the deployments and the flow runs on the server."""
     with client_of(api) as client:
         delete_noted(client)
         refuse_retries(client)
         make_pool(client, limit)
         for root in known_workspaces():
-            for name in restore(Workspace(Path(root)), client, log):
-                log(f"the server had no deployment of schedule '{name}': it is created again")
-        flow_runs.attend(client, api)
-    return api.url
+            with flow_runs.said_once(f"workspace {root}"):
+                restore(Workspace(Path(root)), client, flow_runs, log)
+        flow_runs.attend(client, api, missed_since)
 
 
-def restore(workspace: Workspace, client: SyncPrefectClient, log: Log) -> list[str]:
-    """Make the deployments that a workspace's schedules lack on the server; return their names."""
-    made = []
-    present = {one.name for one in deployments(client)}
+def restore(workspace: Workspace, client: SyncPrefectClient, flow_runs: FlowRuns, log: Log) -> None:
+    """Make what a workspace's schedules lack on the server: deployments, automations."""
+    present = {one.name: one.id for one in deployments(client)}
     for directory in list_schedules(workspace):
-        schedule = unless_damaged(directory.read)
-        if schedule is None or schedule.name in present:
-            continue
-        if (found := find_deployment(schedule.name, client)) is not None:
-            move_to_pool(found, client)
-        else:
-            try:
-                deploy(schedule, workspace, client)
-            except ValueError as error:  # a rule without dates, of an earlier release
-                log(f"warning: schedule '{schedule.name}' cannot fire: {error}")
+        with flow_runs.said_once(f"schedule '{directory.name}'"):
+            schedule = unless_damaged(directory.read)
+            if schedule is None:
                 continue
-            made.append(schedule.name)
-    return made
+            deployment = present.get(schedule.name)
+            if deployment is None and (found := find_deployment(schedule.name, client)):
+                move_to_pool(found, client)
+                deployment = found.id
+            if deployment is None:
+                deployment = deploy(schedule, workspace, client)
+                log(f"the server had no deployment of '{schedule.name}': it is created again")
+            if schedule.no_run_for and not is_watched(schedule.name, client):
+                watch_silence(schedule, deployment, client)
 
 
 @contextlib.contextmanager

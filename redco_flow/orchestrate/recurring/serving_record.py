@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.prefect.server import external_url, prefect_directory
@@ -64,8 +66,24 @@ def refuse_if_served_elsewhere() -> None:
 
 def note_serving() -> None:
     """Note that this process serves from now on."""
-    record = {"process": ProcessIdentity.current().to_json(), "since": utc_now()}
-    write_json(_serving_path(), record, private=True)
+    process = ProcessIdentity.current().to_json()
+    _write({"process": process, "since": utc_now()})
+
+
+def note_look() -> None:
+    """Note that whatever is due by now was found; a later process makes up for the rest."""
+    _write({"looked": utc_now()})
+
+
+def last_look() -> datetime | None:
+    """Return when `note_look` was called last, by this process or one before."""
+    looked = (read_json_if_present(_serving_path()) or {}).get("looked")
+    return datetime.fromisoformat(looked) if looked else None
+
+
+def _write(part: dict[str, Any]) -> None:
+    record = read_json_if_present(_serving_path()) or {}
+    write_json(_serving_path(), record | part, private=True)
 
 
 def known_workspaces() -> list[str]:

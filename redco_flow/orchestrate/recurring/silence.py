@@ -27,7 +27,10 @@ _GOOD = "prefect.flow-run.Completed"
 
 
 def watch_silence(schedule: Schedule, deployment: UUID, client: SyncPrefectClient) -> None:
-    """Have the server tell when no flow run of a deployment has ended well for so long, each time.
+    """Have the server tell when no flow run of a deployment has ended well for so long.
+
+    It tells again each time that twice as long has passed: having told, Prefect forgets the period
+    and looks again after one more, in which the next period begins.
 
     Raises:
         UsageError: the environment lacks an address.
@@ -53,6 +56,11 @@ def watch_silence(schedule: Schedule, deployment: UUID, client: SyncPrefectClien
         actions=list(_actions(schedule)),
     )
     client.create_automation(automation)
+
+
+def is_watched(name: str, client: SyncPrefectClient) -> bool:
+    """Whether the server watches a schedule, or will when it is no longer paused."""
+    return bool(client.read_automations_by_name(_name(name)))
 
 
 def watch_only_while(name: str, client: SyncPrefectClient, *, fires: bool) -> None:
@@ -89,7 +97,10 @@ def _actions(schedule: Schedule) -> Iterator[Any]:
     for channel, variable in schedule.told_by.items():
         address = os.environ.get(variable, "")
         if not address:
-            raise UsageError(f"environment variable {variable} is not set: it holds an address.")
+            raise UsageError(
+                f"nothing watches no_run_for, as environment variable {variable}, which holds the "
+                "address of its notices, is not set."
+            )
         block = Webhook(url=address, headers={"Content-Type": "application/json"})
         saved = block.save(_block_name(schedule.name, channel), overwrite=True)
         yield CallWebhook(block_document_id=saved, payload=json.dumps(body_for(channel, notice)))
