@@ -91,16 +91,18 @@ def expected_start(
         gpus_per_node: None: not known; all are waited for.
         seconds: its time limit.
     """
-    own = partitions.get(tested.partition)
-    if own is None:
-        return ExpectedStart(tested.start, "sbatch --test-only")
+    if (own := partitions.get(tested.partition)) is None:
+        return ExpectedStart(tested.start, "sbatch --test-only: its nodes are not known")
     delay = _delay(tested.partition, own, jobs)
     ahead = [job for job in jobs if _is_ahead(job, tested.partition, partitions)]
     num_waiting = sum(job.is_waiting for job in ahead)
+    if not num_waiting and not delay:
+        return ExpectedStart(tested.start, "sbatch --test-only")
     share = (tested.cpus / tested.num_nodes, gpus_per_node)
     planned = earliest_start(own.nodes, ahead, share, tested.num_nodes, seconds, now)
-    if (not num_waiting and not delay) or planned == math.inf:
-        return ExpectedStart(tested.start, "sbatch --test-only")
+    if planned == math.inf:
+        why = f"no room after {num_waiting} ahead"
+        return ExpectedStart(tested.start, f"sbatch --test-only: {why}")
     if num_unplanned := sum(not job.nodes for job in ahead):
         why = f"{num_unplanned} of {num_waiting} ahead not planned"
         return ExpectedStart(max(tested.start, planned), f"sbatch --test-only or later: {why}")
@@ -228,8 +230,8 @@ def _parse_jobs(text: str) -> list[Job]:
             values["Reason"] in _IN_TURN,
         )
         found.append(job)
-        if is_waiting and "[" in values["JobArrayID"]:  # Slurm says the start of its first task
-            found.append(replace(job, nodes=[]))
+        if is_waiting and "[" in values["JobArrayID"]:  # squeue shows the start of one task
+            found.append(replace(job, nodes=[], minutes=0))
     return found
 
 
