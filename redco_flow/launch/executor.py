@@ -71,6 +71,18 @@ class LauncherJob(ABC):
         """
 
 
+class ExpectedStart(NamedTuple):
+    """When a job would start.
+
+    Args:
+        time: in seconds since 1970.
+        source: by what, for people.
+    """
+
+    time: float
+    source: str
+
+
 class Launch(NamedTuple):
     """The process of a run that is to be a job.
 
@@ -165,10 +177,10 @@ class CallExecutor(Executor):
 
     def expected_start(
         self, attempt: AttemptDirectory, title: str, resources: JobResources
-    ) -> float:
+    ) -> ExpectedStart:
         """Return when the job of `render` would start if it was submitted now; nothing is.
 
-        In seconds since 1970, by the cluster, which knows the time limits of other jobs.
+        By the cluster, which knows the time limits of other jobs; their list is asked for once.
 
         Raises:
             UsageError: the executor's cluster does not say that, or the job cannot be submitted.

@@ -196,7 +196,8 @@ def _candidates_table(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 def devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     """Return a training's best mesh on each of several devices, the best first."""
-    header = ["devices", "mesh", "step", "all steps", "GPU-hours", "start", "end", "why not"]
+    times = ["step", "all steps", "GPU-hours", "start", "end"]
+    header = ["devices", "mesh", *times, "start by", "why not"]
     rows = [
         [
             one["target"],
@@ -205,6 +206,7 @@ def devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
             _duration(one["all_steps_seconds"]),
             "" if one["device_hours"] is None else f"{one['device_hours']:.4g}",
             *(moment(one[key]) if one[key] else "" for key in ("expected_start", "expected_end")),
+            one["start_source"],
             one["reason"],
         ]
         for one in devices

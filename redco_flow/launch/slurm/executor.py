@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from redco_flow.errors import RedcoFlowError, StageFailed
+from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
 from redco_flow.launch.call import Call, JobResources, read_call, write_call
 from redco_flow.launch.executor import (
     CallJob,
     ChainingExecutor,
+    ExpectedStart,
     Launch,
     StageToRender,
     check_submittable,
@@ -30,7 +32,7 @@ from redco_flow.launch.executor import (
 )
 from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.rendezvous import ADDRESS_VARIABLE
-from redco_flow.launch.slurm import launcher, queue
+from redco_flow.launch.slurm import launcher, queue, timeline
 from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.doctor import examine_slurm
@@ -40,6 +42,7 @@ from redco_flow.launch.slurm.limits import ask_site
 from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render, render_launcher
 from redco_flow.launch.slurm.split_array import SplitArray, link_tasks
+from redco_flow.launch.slurm.timeline import Job, Partition
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
@@ -82,13 +85,29 @@ class SlurmExecutor(ChainingExecutor):
 
     def expected_start(
         self, attempt: AttemptDirectory, title: str, resources: JobResources
-    ) -> float:
-        """As `CallExecutor.expected_start`, by `sbatch --test-only` of the same file."""
+    ) -> ExpectedStart:
+        """As `CallExecutor.expected_start`, by `sbatch --test-only` of the same file and squeue."""
         submission, environment = self._job(attempt, title, resources)
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / SCRIPT
             write_text(script, render(submission))
-            return queue.expected_start(script, environment)
+            tested = queue.tested_start(script, environment)
+        request = self._config.request(submission.job_resources)
+        minutes = request.resources.walltime_minutes
+        if minutes is None or "time" in request.unchecked:
+            return ExpectedStart(tested.start, "sbatch --test-only: no walltime_minutes")
+        if isinstance(self._planned, str):
+            return ExpectedStart(tested.start, f"sbatch --test-only: {self._planned}")
+        gpus = None if "gres/gpu" in request.unchecked else request.resources.gpus_per_host
+        return timeline.expected_start(tested, gpus, 60 * minutes, *self._planned, time.time())
+
+    @functools.cached_property
+    def _planned(self) -> tuple[list[Job], dict[str, Partition]] | str:
+        """All jobs and partitions; or why they are not known."""
+        try:
+            return timeline.read_planned(dict(_without_outer_job(self._environment)))
+        except (ClusterUnreachable, StageFailed) as error:
+            return str(error)
 
     def render_after(
         self,

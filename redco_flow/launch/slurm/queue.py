@@ -19,16 +19,21 @@ from pathlib import Path
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.slurm.messages import find_submit_limit, is_transient
+from redco_flow.launch.slurm.nodes import expand_nodes
 
 _COMMAND_SECONDS = 30.0
 _SUBMIT_SECONDS = 60.0
 _SHOW_SECONDS = 5.0
+_PLAN_SECONDS = 2.0
 _FIELDS = (
     "JobArrayID:40", "State:20", "RestartCnt:10", "Reason:60", "NodeList:400", "SubmitTime:30",
     "Name:200",
 )  # fmt: skip
 _TIMES_AS_SECONDS = {"SLURM_TIME_FORMAT": "%s"}  # since 1970: no time zone, no daylight saving
-_GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
+GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
+_TESTED = re.compile(
+    r"to start at (\d+) (?:using (\d+) processors on nodes (\S+) in partition (\S+))?"
+)
 
 
 class TryLater(ClusterUnreachable):
@@ -64,6 +69,22 @@ class JobEntry:
     hosts: str = ""
     name: str = ""
     submitted_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The answer of `sbatch --test-only`.
+
+    Args:
+        start: in seconds since 1970.
+        cpus: of the whole job.
+        partition: that it would start in; "" if Slurm only says the time.
+    """
+
+    start: float
+    cpus: int = 0
+    num_nodes: int = 0
+    partition: str = ""
 
 
 def submit(script: Path, environment: Mapping[str, str]) -> str:
@@ -176,7 +197,7 @@ def count_gpus(partition: str | None, environment: Mapping[str, str]) -> dict[st
     found = {}
     for line in said.splitlines():
         node, _, resources = line.partition(" ")
-        found[node] = sum(int(count) for count in _GPUS.findall(resources))
+        found[node] = sum(int(count) for count in GPUS.findall(resources))
     return found
 
 
@@ -199,17 +220,37 @@ def try_submission(options: Iterable[str], environment: Mapping[str, str]) -> No
     _test([*options, "--time=1", "--wrap=true"], environment)
 
 
-def expected_start(script: Path, environment: Mapping[str, str]) -> float:
-    """Return when Slurm expects a script's job to start, in seconds since 1970; none is submitted.
+def tested_start(script: Path, environment: Mapping[str, str]) -> Estimate:
+    """Return what Slurm expects of a script's job, and when it starts; none is submitted.
 
     Raises:
         StageFailed: Slurm would refuse it; has Slurm's words.
         ClusterUnreachable: there is no answer, or none that has the time.
     """
     said = _test([str(script)], {**environment, **_TIMES_AS_SECONDS})
-    if (found := re.search(r"\bto start at (\d+) ", said)) is None:
+    if (found := _TESTED.search(said)) is None:
         raise TryLater(f"sbatch --test-only names no time: {' '.join(said.split())!r}.")
-    return float(found[1])
+    start, cpus, nodes, partition = found.groups()
+    if nodes is None:
+        return Estimate(float(start))
+    return Estimate(float(start), int(cpus), len(expand_nodes(nodes)), partition)
+
+
+def show_planned(
+    job_fields: Iterable[str], node_fields: Iterable[str], environment: Mapping[str, str]
+) -> tuple[str, str]:
+    """Return lines of squeue for every job, with planned starts, and of sinfo for every node.
+
+    Raises:
+        StageFailed, ClusterUnreachable: one fails, or does not answer within two seconds.
+    """
+
+    def show(command: list[str], fields: Iterable[str]) -> str:
+        layout = ",".join(f"{field}:|" for field in fields)
+        options = ["--noheader", "--noconvert", f"--Format={layout}"]
+        return _run([*command, *options], {**environment, **_TIMES_AS_SECONDS}, _PLAN_SECONDS)
+
+    return show(["squeue"], job_fields), show(["sinfo", "--Node"], node_fields)
 
 
 def _test(arguments: list[str], environment: Mapping[str, str]) -> str:

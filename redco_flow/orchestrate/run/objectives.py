@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError
 from redco_flow.launch.call import JobResources
@@ -23,6 +23,9 @@ from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.pipeline import Resources
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallExecutor, ExpectedStart
 
 FASTEST, CHEAPEST, FIRST = "auto", "cheapest", "first"
 """Objectives, as the values of `mesh`."""
@@ -40,6 +43,7 @@ class Option:
         step_seconds: None: nothing fits, or the time is not known.
         num_steps: None: not known before preprocessing.
         start: when its job would start, in seconds since 1970; None: not known.
+        start_source: by what, for people.
         refusal: why it cannot be chosen.
     """
 
@@ -49,6 +53,7 @@ class Option:
     step_seconds: float | None = None
     num_steps: int | None = None
     start: float | None = None
+    start_source: str = ""
     refusal: str = ""
 
     @classmethod
@@ -130,45 +135,38 @@ def _reason(cost: float, best: float, objective: str) -> str:
 
 
 class ExpectedStarts:
-    """When jobs would start, by their cluster, which is asked once for equal requests.
-
-    Slurm tests a job (`sbatch --test-only`) against the jobs that run, by their time limits. For
-    those that wait in the partition with at least the job's priority it adds one delay: the sum of
-    their CPUs times their time limits, divided by the CPUs of the partition. That delay is the same
-    for every request of a priority: backfilling, which may start a small job earlier, is not
-    considered (Slurm 22.05, src/slurmctld/job_scheduler.c).
-    """
+    """When jobs would start, by their cluster, which is asked once for equal requests."""
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[str, JobResources], float | Exception] = {}
+        self._executors: dict[str, CallExecutor] = {}
+        self._answers: dict[tuple[str, JobResources], ExpectedStart | Exception] = {}
 
-    def of(self, stage: ResolvedStage, planned: Planned) -> float:
-        """Return when a stage's job would start, in seconds since 1970; not before now.
+    def of(self, stage: ResolvedStage, planned: Planned) -> ExpectedStart:
+        """Return when a stage's job would start; not before now.
 
         Raises:
             RedcoFlowError, OSError: as of `CallExecutor.expected_start`.
         """
         profile = planned.pipeline.profile_of(stage.name, planned.profile)
-        key = (profile.section.model_dump_json(), job_resources(stage, profile))
+        section = profile.section.model_dump_json()
+        key = (section, job_resources(stage, profile))
         if key not in self._answers:
+            # Imported here: what only looks at plans never pays for the executors.
+            from redco_flow.launch.executor import make_executor
+            from redco_flow.orchestrate.run.rendering import stage_to_render
+
+            run = planned.workspace.runs / f"{planned.pipeline.name}-RUN"
+            if section not in self._executors:
+                self._executors[section] = make_executor(profile, os.environ)
             try:
-                self._answers[key] = _ask(stage, profile, planned)
+                to_render = stage_to_render(run, stage, profile)
+                self._answers[key] = self._executors[section].expected_start(*to_render)
             except (RedcoFlowError, OSError) as error:
                 self._answers[key] = error
         answer = self._answers[key]
         if isinstance(answer, Exception):
             raise answer
-        return max(answer, time.time())
-
-
-def _ask(stage: ResolvedStage, profile: Profile, planned: Planned) -> float:
-    # Imported here: what only looks at plans never pays for the executors.
-    from redco_flow.launch.executor import make_executor
-    from redco_flow.orchestrate.run.rendering import stage_to_render
-
-    run = planned.workspace.runs / f"{planned.pipeline.name}-RUN"
-    executor = make_executor(profile, os.environ)
-    return executor.expected_start(*stage_to_render(run, stage, profile))
+        return answer._replace(time=max(answer.time, time.time()))
 
 
 def choose_devices(
@@ -315,8 +313,10 @@ def _with_starts(
     found, refusals = [], []
     for option, stage in zip(options, stages, strict=True):
         try:
-            start = starts.of(stage, planned) if option.seconds else None
-            found.append(replace(option, start=start))
+            if option.seconds:
+                expected = starts.of(stage, planned)
+                option = replace(option, start=expected.time, start_source=expected.source)
+            found.append(option)
         except ClusterUnreachable as error:  # the others alone would be half a comparison
             return list(options), str(error)
         except (RedcoFlowError, OSError) as error:
@@ -347,6 +347,7 @@ def _row(option: Option, reason: str) -> dict[str, Any]:
         "device_hours": option.device_hours,
         "expected_start": _iso(option.start),
         "expected_end": _iso(option.end),
+        "start_source": option.start_source,
         "reason": reason,
     }
 
