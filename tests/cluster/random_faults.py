@@ -180,7 +180,8 @@ class Trial:
             late = {"LATE_FILES": "/exit.json:/result.json:/results/", "LATE_SECONDS": "8"}
             self._env |= {"LD_PRELOAD": shim(file_system), "FLOCK": "absent", **late}
         if file_system == "late_files":
-            profile["slurm"] = {"setup": ["unset LD_PRELOAD"]}
+            # Also of the job's shell: what its host has written, it sees at once.
+            profile["slurm"] = {"options": ["--export=ALL,LD_PRELOAD="]}
         (self.folder / "profile.yaml").write_text(yaml.safe_dump(profile))
         (self.folder / "pipeline.yaml").write_text(yaml.safe_dump(self._pipeline(is_grouped)))
         self.faults = sorted(

@@ -144,7 +144,9 @@ def test_a_group_goes_on_after_its_controller_was_away_and_has_forgotten_the_las
     """Fault 10: slurmctld, killed, starts from a state in which the first stage's step runs."""
     first_gate, saved, state = tmp_path / "first", tmp_path / "state", slurm.directory / "state"
     driven = InProcess(runs.write(GROUPED, [*held, f"preprocess.gate={first_gate}"]))
-    wait_until(lambda: b"python" in read_bytes(state / "job_state"))  # a step's name
+    attempt = wait_until(lambda: driven.run.latest_attempt("preprocess"))
+    command = f"redco_flow.launch.rank {attempt.path} ".encode()
+    wait_until(lambda: command in read_bytes(state / "job_state"))
     shutil.copytree(state, saved)
     first_gate.touch()
     wait_until(lambda: phase_of(driven.run, "train") == "waiting")
