@@ -102,7 +102,10 @@ CAUSES = {
     "requeue": "no word",
     "restart_controller": "no rank",  # srun does not reach it
 }
-AFTER_ANOTHER_JOB = "packed job ended before its turn|a job that it depends on did not complete"
+AFTER_ANOTHER_JOB = (
+    "packed job ended before its turn|a job that it depends on did not complete"
+    "|has no result in .*: it did not complete"
+)
 
 
 ENDS_OF_DRIVERS = {  # a job that drives a run has a script, too
@@ -281,8 +284,12 @@ class Trial:
                 node, state = line.split()
                 if state.rstrip("*") in ("down", "drained", "draining"):
                     self.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-            for job in [job for job, state in self.cluster.jobs().items() if state == "SUSPENDED"]:
-                self.cluster.run("scontrol", "resume", job)
+            for job, state in self.cluster.jobs().items():
+                if state == "RUNNING" and self.injected["suspend"]:
+                    # A killed controller may have forgotten the suspension; its node has not.
+                    self.cluster.run("scontrol", "suspend", job)
+                if state in ("RUNNING", "SUSPENDED"):
+                    self.cluster.run("scontrol", "resume", job)
             held = self.cluster.run("squeue", "--noheader", "--format=%i %r").splitlines()
             for job in [line.split()[0] for line in held if "launch failed" in line]:
                 self.cluster.run("scontrol", "release", job)
