@@ -102,7 +102,10 @@ CAUSES = {
     "requeue": "no word",
     "restart_controller": "no rank",  # srun does not reach it
 }
-AFTER_ANOTHER_JOB = "packed job ended before its turn|a job that it depends on did not complete"
+AFTER_ANOTHER_JOB = (
+    "packed job ended before its turn|a job that it depends on did not complete"
+    "|has no result in .*: it did not complete"
+)
 
 
 ENDS_OF_DRIVERS = {  # a job that drives a run has a script, too
@@ -180,7 +183,8 @@ class Trial:
             late = {"LATE_FILES": "/exit.json:/result.json:/results/", "LATE_SECONDS": "8"}
             self._env |= {"LD_PRELOAD": shim(file_system), "FLOCK": "absent", **late}
         if file_system == "late_files":
-            profile["slurm"] = {"setup": ["unset LD_PRELOAD"]}
+            # Also of the job's shell: what its host has written, it sees at once.
+            profile["slurm"] = {"options": ["--export=ALL,LD_PRELOAD="]}
         (self.folder / "profile.yaml").write_text(yaml.safe_dump(profile))
         (self.folder / "pipeline.yaml").write_text(yaml.safe_dump(self._pipeline(is_grouped)))
         self.faults = sorted(
@@ -280,8 +284,12 @@ class Trial:
                 node, state = line.split()
                 if state.rstrip("*") in ("down", "drained", "draining"):
                     self.cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-            for job in [job for job, state in self.cluster.jobs().items() if state == "SUSPENDED"]:
-                self.cluster.run("scontrol", "resume", job)
+            for job, state in self.cluster.jobs().items():
+                if state == "RUNNING" and self.injected["suspend"]:
+                    # A killed controller may have forgotten the suspension; its node has not.
+                    self.cluster.run("scontrol", "suspend", job)
+                if state in ("RUNNING", "SUSPENDED"):
+                    self.cluster.run("scontrol", "resume", job)
             held = self.cluster.run("squeue", "--noheader", "--format=%i %r").splitlines()
             for job in [line.split()[0] for line in held if "launch failed" in line]:
                 self.cluster.run("scontrol", "release", job)

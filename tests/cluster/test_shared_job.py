@@ -1,5 +1,7 @@
 """Stages of one `group` in one Slurm job: each with its own records, retries and reuse."""
 
+import shutil
+
 import pytest
 from orchestrate_runs import InProcess, kill_launcher, wait_for_end, wait_for_stage
 from tiny_stages.calls import make_attempt, wait_until
@@ -134,6 +136,38 @@ def test_a_requeued_job_repeats_no_stage_that_has_completed(runs, slurm, held, g
     assert executed(executions) == ["preprocess", "train", "train"]
     ends = [driven.run.latest_attempt(stage).read_exit() for stage in STAGES]
     assert [end.restart for end in ends] == [0, 1, 1]
+
+
+def test_a_group_goes_on_after_its_controller_was_away_and_has_forgotten_the_last_seconds(
+    runs, slurm, held, gate, executions, tmp_path
+):
+    """Fault 10: slurmctld, killed, starts from a state in which the first stage's step runs."""
+    first_gate, saved, state = tmp_path / "first", tmp_path / "state", slurm.directory / "state"
+    driven = InProcess(runs.write(GROUPED, [*held, f"preprocess.gate={first_gate}"]))
+    attempt = wait_until(lambda: driven.run.latest_attempt("preprocess"))
+    command = f"redco_flow.launch.rank {attempt.path} ".encode()
+    wait_until(lambda: command in read_bytes(state / "job_state"))
+    shutil.copytree(state, saved)
+    first_gate.touch()
+    wait_until(lambda: phase_of(driven.run, "train") == "waiting")
+    slurm.kill_controller()
+    shutil.copytree(saved, state, dirs_exist_ok=True)
+    gate.touch()
+    log = driven.run.latest_attempt("compare").logs / "slurm.log"
+    try:
+        wait_until(lambda: read_bytes(log).count(b"Unable to contact slurm controller") == 2)
+    finally:
+        slurm.start_controller()
+
+    outcome = driven.end()
+
+    assert outcome.state == "completed", driven.said
+    assert executed(executions) == ["preprocess", "train"]
+    assert [len(driven.run.attempts(stage)) for stage in STAGES] == [1, 1, 1]
+
+
+def read_bytes(path):
+    return path.read_bytes() if path.exists() else b""
 
 
 @pytest.mark.parametrize("launcher", ["alive", "gone"])

@@ -93,6 +93,9 @@ finish() {{
 /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 "$@"
 }}
 
+before="$(ls -lR --full-time /data/ws/runs/tiny-abcd/stages/train/attempts/1/ranks 2>&1)"
+is_up=
+for seconds in 5 10 20 40 60 60 60 ""; do
 # Slurm may start a job late, or once more: what has completed is not repeated, and what
 # its launcher has given up does not begin.
 if [ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/exit.json ]; then
@@ -103,7 +106,7 @@ elif [ -e /data/ws/runs/tiny-abcd/stages/train/attempts/1/cancel.json ]; then
     finish
     code=$?
 else
-srun --input=none \\
+SLURM_EXIT_ERROR=99 srun --input=none \\
     --chdir='/home/me/my project' \\
     --kill-on-bad-exit=1 --wait=0 \\
     --ntasks=4 \\
@@ -116,8 +119,16 @@ srun --input=none \\
     --grace-seconds 30 \\
     --gpus-per-host 8 \\
     --rendezvous-seconds 300 \\
-    --seconds-to-warning 3480
-finish --srun-exit-code $?
+    --seconds-to-warning $((3480 - SECONDS))
+code=$?
+# While the controller is away, and once more when it answers; never after a rank began.
+if [ "$code" -eq 99 ] && [ -n "$seconds" ] && [ -z "$is_up" ]; then
+    sleep "$seconds"
+    is_up=$(scontrol ping | grep "is UP")
+    [ "$(ls -lR --full-time /data/ws/runs/tiny-abcd/stages/train/attempts/1/ranks 2>&1)" \
+!= "$before" ] || continue
+fi
+finish --srun-exit-code "$code"
 code=$?
 # Slurm takes the job back for a later start; where it may not, the launcher does.
 if [ "$code" -eq 75 ]; then
@@ -129,6 +140,8 @@ if [ "$code" -eq 75 ]; then
     code=$?
 fi
 fi
+break
+done
 # By this Slurm knows whether jobs that depend on this one may start.
 exit "$code"
 """
@@ -385,9 +398,7 @@ def test_a_launcher_that_is_killed_each_time_is_started_ten_times_and_other_star
 ):
     """The script with commands in place of Slurm's: srun ends with the exit code in a file."""
     commands = {"srun": "exit $(cat code)", "scontrol": "echo >> requeued; exit 1", "sleep": ""}
-    for name, lines in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
-        (tmp_path / name).chmod(0o755)
+    write_commands(tmp_path, commands)
     submission = replace(SUBMISSION, attempt=tmp_path, directory=tmp_path, settings=Config())
     (tmp_path / "job.sh").write_text(render_launcher(submission, ["module"], tmp_path / "log"))
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -403,9 +414,40 @@ def test_a_launcher_that_is_killed_each_time_is_started_ten_times_and_other_star
     assert [is_queued_again(code) for code in codes] == expected
 
 
+@pytest.mark.parametrize(
+    ("srun", "answer", "num_starts"),
+    [
+        ("exit 99", "DOWN", 8),
+        ("exit 99", "UP", 2),  # the reason may be another one
+        ("mkdir -p ranks/0; exit 99", "DOWN", 1),
+        ("exit 1", "DOWN", 1),
+    ],
+)
+def test_ranks_are_started_again_while_the_controller_is_away_unless_one_has_begun(
+    tmp_path, srun, answer, num_starts
+):
+    """The script with commands in place of Slurm's, after a start whose rank left a record."""
+    ping = f"echo 'Slurmctld(primary) at host is {answer}'"
+    commands = {"srun": f"echo >> starts; {srun}", "scontrol": ping, "sleep": ""}
+    write_commands(tmp_path, commands)
+    (tmp_path / "ranks" / "1").mkdir(parents=True)
+    submission = replace(SUBMISSION, attempt=tmp_path, directory=tmp_path, settings=Config())
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    subprocess.run(["bash", "-c", render(submission)], cwd=tmp_path, env=environment, check=False)
+
+    assert len((tmp_path / "starts").read_text()) == num_starts
+    assert json.loads((tmp_path / "exit.json").read_text())["cause"] == "failed"
+
+
+def write_commands(folder, commands):
+    for name, lines in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (folder / name).chmod(0o755)
+
+
 def test_a_job_that_was_cancelled_before_it_started_records_so_and_starts_no_rank(tmp_path):
-    (tmp_path / "srun").write_text("#!/bin/sh\ntouch ranks-began\n")
-    (tmp_path / "srun").chmod(0o755)
+    write_commands(tmp_path, {"srun": "touch ranks-began"})
     (tmp_path / "cancel.json").write_text("{}")
     submission = replace(SUBMISSION, attempt=tmp_path, directory=tmp_path, settings=Config())
     script = render(submission)

@@ -2,7 +2,8 @@
 
 Everything that is not the operator's own shell text is quoted. The profile's variables are written
 into the file, for they contain no secrets; those of the user's shell are handed on by sbatch.
-Ranks, the job's last command and doctor's probe run after one prologue, under one srun.
+Ranks, the job's last command and doctor's probe run after one prologue, under one srun. Ranks that
+Slurm did not start, as its controller was away, are started again, unless a rank has begun.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"
 _MAX_NAME_CHARACTERS = 120
 _MAX_STARTS_OF_KILLED = 10  # of a job whose process is killed each time
-_NO_STEP = 99  # srun's exit code where Slurm starts no step; `job_end` never ends with it
+_NO_STEP = 99  # srun's exit code where Slurm starts no step; no module of ours ends with it
+_SECONDS_BETWEEN_STARTS = "5 10 20 40 60 60 60"  # of ranks, while the controller is away
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _commands(submission: Submission) -> Iterator[str]:
         return
     if not submission.then:
         yield from _finish(submission)
-        yield from _unless_ended(submission, [*_ranks(submission), *_end()])
+        yield from _unless_ended(submission)
         return
     job, stages = submission, (submission, *submission.then)
     for index, stage in enumerate(stages):
@@ -162,7 +164,7 @@ def _commands(submission: Submission) -> Iterator[str]:
             if index and job.variables.get(name) != value:
                 yield f"export {name}={_quoted(value)}"
         yield from _finish(stage, [one.attempt for one in stages[index + 1 :]])
-        yield from _unless_ended(stage, [*_ranks(stage, job), *_end()])
+        yield from _unless_ended(stage, job)
         if index + 1 < len(stages):
             yield '[ "$code" -eq 0 ] || exit "$code"'
         yield ""
@@ -180,7 +182,7 @@ def _packed_commands(job: Submission) -> Iterator[str]:
             if job.variables.get(name) != value:
                 yield f"export {name}={_quoted(value)}"
         yield from _finish(stage, stage.later, job.attempt / JOB_LOG)
-        yield from _unless_ended(stage, [*_ranks(stage, job), *_end()])
+        yield from _unless_ended(stage, job)
         yield '[ "$code" -eq 0 ] || failed=1'
         yield ""
     yield "code=$failed"
@@ -194,14 +196,22 @@ def _seconds_left(job: Submission) -> str | None:
     return f"{math.ceil(walltime * 60 - job.settings.warning_seconds)} - SECONDS"
 
 
-def _unless_ended(submission: Submission, lines: Iterable[str]) -> Iterator[str]:
-    """Run the lines of a stage, unless its attempt has an end or was cancelled before."""
+def _unless_ended(submission: Submission, job: Submission | None = None) -> Iterator[str]:
+    """Run the ranks of a stage, unless its attempt has an end or was cancelled before.
+
+    Args:
+        job: as of `_ranks`.
+    """
     task = _task(submission)
     folders = dict.fromkeys([shlex.quote(str(submission.attempt)), task])
     has_ended, is_cancelled = (
         " || ".join(f"[ -e {folder}/{name} ]" for folder in folders)
         for name in ("exit.json", "cancel.json")
     )
+    records = f'"$(ls -lR --full-time {task}/ranks 2>&1)"'
+    yield f"before={records}"
+    yield "is_up="
+    yield f'for seconds in {_SECONDS_BETWEEN_STARTS} ""; do'
     yield "# Slurm may start a job late, or once more: what has completed is not repeated, and what"
     yield "# its launcher has given up does not begin."
     yield f"if {has_ended}; then"
@@ -211,8 +221,18 @@ def _unless_ended(submission: Submission, lines: Iterable[str]) -> Iterator[str]
     yield "    finish"
     yield "    code=$?"
     yield "else"
-    yield from lines
+    yield from _ranks(submission, job)
+    yield "code=$?"
+    yield "# While the controller is away, and once more when it answers; never after a rank began."
+    yield f'if [ "$code" -eq {_NO_STEP} ] && [ -n "$seconds" ] && [ -z "$is_up" ]; then'
+    yield '    sleep "$seconds"'
+    yield '    is_up=$(scontrol ping | grep "is UP")'
+    yield f'    [ {records} != "$before" ] || continue'
     yield "fi"
+    yield from _end()
+    yield "fi"
+    yield "break"
+    yield "done"
 
 
 def _start(submission: Submission) -> Iterator[str]:
@@ -250,7 +270,7 @@ def _quoted(value: str) -> str:
 
 def _end() -> Iterator[str]:
     """The last command of a stage, and what its exit code asks for."""
-    yield "finish --srun-exit-code $?"
+    yield 'finish --srun-exit-code "$code"'
     yield "code=$?"
     yield "# Slurm takes the job back for a later start; where it may not, the launcher does."
     yield f'if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then'
@@ -395,12 +415,9 @@ def _ranks(submission: Submission, job: Submission | None = None) -> Iterator[st
         f"--rendezvous-seconds {settings.rendezvous_seconds}",
         *(f"--fabric {shlex.quote(nodes)}" for nodes in settings.fabrics.values()),
     ]
-    if job is None and resources.walltime_minutes is not None:
-        seconds = resources.walltime_minutes * 60 - settings.warning_seconds
-        arguments.append(f"--seconds-to-warning {seconds}")
-    if job is not None and (left := _seconds_left(job)) is not None:
+    if (left := _seconds_left(job or submission)) is not None:
         arguments.append(f"--seconds-to-warning $(({left}))")
-        if resources.walltime_minutes is not None:
+        if job is not None and resources.walltime_minutes is not None:
             own = math.ceil(resources.walltime_minutes * 60)
             arguments.append(f"--seconds-to-end $(({left} < {own} ? {left} : {own}))")
     if job is not None and job.packed:
@@ -412,7 +429,8 @@ def _ranks(submission: Submission, job: Submission | None = None) -> Iterator[st
             options.insert(0, "--mem=0")
         options.append(_option("nodes", resources.num_hosts))
         options.append(_option("ntasks-per-node", resources.processes_per_host))
-    yield _step(submission, options, "redco_flow.launch.rank", arguments)
+    step = _step(submission, options, "redco_flow.launch.rank", arguments)
+    yield f"SLURM_EXIT_ERROR={_NO_STEP} {step}"
 
 
 def _rank_options(submission: Submission) -> list[str]:
@@ -422,7 +440,16 @@ def _rank_options(submission: Submission) -> list[str]:
         options.append(_option("cpus-per-task", _share(resources)))
     if resources.gpus_per_host and submission.settings.gpu_option == "gpus-per-task":
         options.append(_gpu_option(submission.settings, resources))  # binds each task to its own
-    return [*options, *submission.settings.srun_options]
+    own_options = submission.settings.srun_options
+    if not any(map(_is_exclusive, own_options)):
+        # A controller that was killed may take the step before, which has ended, for one that runs.
+        options.append("--overlap")
+    return [*options, *own_options]
+
+
+def _is_exclusive(option: str) -> bool:
+    """Whether srun refuses it with --overlap."""
+    return option.startswith("--exclusive")
 
 
 def _step(
@@ -459,8 +486,7 @@ def _finish(
     ]
     yield "finish() {"
     if settings.container or settings.srun_options or settings.python:
-        # srun refuses --exclusive with --overlap.
-        options = [one for one in settings.srun_options if not one.startswith("--exclusive")]
+        options = [one for one in settings.srun_options if not _is_exclusive(one)]
         options.append("--overlap --nodes=1 --ntasks=1 --ntasks-per-node=1")
         yield "    for seconds in 0 10 30; do  # the controller may be away for a moment"
         yield '        sleep "$seconds"'
