@@ -293,7 +293,14 @@ def _started(
 
 
 _all: weakref.WeakSet[BoundedProcess] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [one.let_go() for one in list(_all)])
+
+
+def _let_go_of_all() -> None:
+    for one in list(_all):
+        one.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)
 
 
 class _Lines:

@@ -26,7 +26,7 @@ from redco_flow.terminal_text import visible
 from redco_flow.tracking.artifacts import Artifact
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.checkpoints.chat import Chat
+    from redco_flow.orchestrate.checkpoints.chat import ChatProcess
 
 
 _NEW, _QUIT = "/new", "/quit"
@@ -87,7 +87,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _model_request(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `conversation.Request` that `_add_model_options` gives."""
+    """Return the fields of `conversation.ChatRequest` that `_add_model_options` gives."""
     for name in ("max_new_tokens", "num_model_shards"):
         if (value := getattr(options, name)) <= 0:
             raise UsageError(f"--{name.replace('_', '-')} {value} must be above 0.")
@@ -115,13 +115,13 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _model_process(request: dict[str, Any]) -> Iterator[Chat]:
+def _model_process(request: dict[str, Any]) -> Iterator[ChatProcess]:
     """Start the process with the model; where it dies, the error has the last lines it printed."""
-    from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
+    from redco_flow.orchestrate.checkpoints.chat import ChatProcess, ProcessDied
 
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         try:
-            with Chat(request, log.fileno()) as chat:
+            with ChatProcess(request, log.fileno()) as chat:
                 yield chat
         except ProcessDied as error:
             raise ProcessDied(f"{error} It said:{_end_of_log(log)}") from error
@@ -169,7 +169,7 @@ def _greeting(ready: dict[str, Any]) -> str:
     )
 
 
-def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> int:
+def _converse(chat: ChatProcess, options: argparse.Namespace, *, is_terminal: bool) -> int:
     """Ask for each message, each with all before it; one that gets no answer is forgotten."""
     from redco_flow.orchestrate.checkpoints.chat import CannotConverse, ProcessDied
 
@@ -195,7 +195,7 @@ def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> 
     return 0
 
 
-def _ask(chat: Chat, messages: list[dict[str, str]], *, is_printed: bool) -> dict[str, Any]:
+def _ask(chat: ChatProcess, messages: list[dict[str, str]], *, is_printed: bool) -> dict[str, Any]:
     """Return the answer, which is printed as it is generated."""
     if not is_printed:
         return chat.ask(messages=messages)

@@ -25,7 +25,7 @@ from redco_flow.errors import ClusterUnreachable, RedcoFlowError, UsageError
 from redco_flow.tracking.attempt import State
 
 if TYPE_CHECKING:
-    from redco_flow.cli.submission import Submission
+    from redco_flow.cli.submission import RemoteCommand
     from redco_flow.launch.hosts.login import LoginSession, Place
     from redco_flow.spec.ssh import LoginNode
 
@@ -166,7 +166,7 @@ def _way(options: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def _plan(node: LoginNode, submission: Submission, options: argparse.Namespace) -> int:
+def _plan(node: LoginNode, submission: RemoteCommand, options: argparse.Namespace) -> int:
     async def show() -> int:
         async with _session(node) as session:
             place = await _ship(session, submission)
@@ -177,7 +177,7 @@ def _plan(node: LoginNode, submission: Submission, options: argparse.Namespace) 
     return _until_detached(show())
 
 
-def _run(node: LoginNode, submission: Submission, options: argparse.Namespace) -> int:
+def _run(node: LoginNode, submission: RemoteCommand, options: argparse.Namespace) -> int:
     """Submit, and follow the run unless it is detached."""
 
     async def run() -> int:
@@ -213,7 +213,7 @@ def _workspace(session: LoginSession) -> list[str]:
     return ["--set", f"profile.workspace={session.workspace}"]
 
 
-async def _ship(session: LoginSession, submission: Submission) -> Place:
+async def _ship(session: LoginSession, submission: RemoteCommand) -> Place:
     """Copy the code there.
 
     Raises:
@@ -229,7 +229,7 @@ async def _ship(session: LoginSession, submission: Submission) -> Place:
 
 
 async def _submit(
-    session: LoginSession, submission: Submission, options: argparse.Namespace
+    session: LoginSession, submission: RemoteCommand, options: argparse.Namespace
 ) -> tuple[int, Mapping[str, Any]]:
     """Start the run there, unless it was; return the exit code, and the record of `run --json`."""
     run_id, left = submission.run_id, submission.left
@@ -270,7 +270,7 @@ async def _view(session: LoginSession, run_id: str) -> Mapping[str, Any]:
     return view if view.get("run") == run_id else {}
 
 
-async def _find(session: LoginSession, submission: Submission) -> Mapping[str, Any]:
+async def _find(session: LoginSession, submission: RemoteCommand) -> Mapping[str, Any]:
     """Return the record of the run that a command started that was cut off, or {}."""
     run_id = submission.run_id
     if not (view := await _view(session, run_id)):

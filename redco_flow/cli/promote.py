@@ -66,13 +66,13 @@ def _promote(options: argparse.Namespace) -> int:
     from redco_flow.tracking.promotion import (
         Condition,
         PromotionRequest,
-        Rule,
+        PromotionRule,
         model_of,
         promote,
     )
 
     conditions = tuple(map(Condition.parse, options.conditions))
-    rule = Rule(conditions, options.min_gain, options.confidence)
+    rule = PromotionRule(conditions, options.min_gain, options.confidence)
     if options.min_gain and not conditions:
         raise UsageError("--min-gain is for --if CONDITION, which says by which score.")
     workspace = workspace_of(options)

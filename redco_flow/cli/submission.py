@@ -52,7 +52,7 @@ _FOLDER = Path(SUBMITTED_CODE).parent.as_posix()
 
 
 @dataclass(frozen=True)
-class Submission:
+class RemoteCommand:
     """One command line of run or plan, ready to be sent.
 
     Args:
@@ -97,7 +97,7 @@ class Submission:
 
 def prepare(
     node: LoginNode, words: Sequence[str], options: argparse.Namespace, folder: Path
-) -> Submission:
+) -> RemoteCommand:
     """Check the command line and collect its files; nothing is sent.
 
     The note of an ended process with the same command becomes that of this process.
@@ -146,7 +146,7 @@ def prepare(
     key = digest_json([*place, there, given])
     left = _take_over(folder, key) if words[0] == "run" and not options.dry_run else {}
     run_id = left.get("run") or given or new_run_id(name)
-    return Submission(there, snapshot, own, run_id, folder / f"{run_id}.json", key, left)
+    return RemoteCommand(there, snapshot, own, run_id, folder / f"{run_id}.json", key, left)
 
 
 def _name_unsent_data(pipeline: PipelineFile, sent: Container[str]) -> None:

@@ -120,7 +120,7 @@ class JobResources:
 
 
 @dataclass(frozen=True)
-class Staging:
+class JobStaging:
     """Use of the nodes' own disks, as the profile describes it (`spec.profile.Staging`)."""
 
     directory: str
@@ -167,7 +167,7 @@ class Call:
     environment: list[str] = field(default_factory=list)
     resources: JobResources = JobResources()
     missing_gpus: str = "error"
-    staging: Staging | None = None
+    staging: JobStaging | None = None
     num_shards: int = 1
     shard: int | None = None
     upstream: dict[str, str] = field(default_factory=dict)
@@ -229,7 +229,7 @@ def call_from_json(record: Any) -> Call:
         }
         resources = JobResources(**record.get("resources", {}))
         resources = replace(resources, shards=tuple(resources.shards))
-        staging = record.get("staging") and Staging(**record["staging"])
+        staging = record.get("staging") and JobStaging(**record["staging"])
         given = {"inputs": inputs, "resources": resources, "staging": staging}
         call = Call(**(record | given))
         check_shape(record, Call, "the call")

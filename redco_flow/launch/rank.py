@@ -31,9 +31,9 @@ from redco_flow.launch.processes import RankInfo, adopt_orphans
 from redco_flow.launch.slurm.nodes import nodes_of_no_fabric
 from redco_flow.launch.supervisor import (
     TIME_OVER,
-    Limits,
     LogWriter,
     Supervisor,
+    WorkerLimits,
     parser_of,
     remove_temporary_files,
     run_worker,
@@ -160,7 +160,7 @@ def main(arguments: list[str]) -> int:
     unknown = nodes_of_no_fabric(os.environ, options.fabric) if options.fabric else []
     if unknown and rank_info.rank == 0:
         sys.stderr.write(f"nodes of no fabric in slurm.fabrics: {', '.join(unknown)}\n")
-    limits = Limits(options.stall_seconds, options.grace_seconds)
+    limits = WorkerLimits(options.stall_seconds, options.grace_seconds)
     times = (options.seconds_to_warning, options.seconds_to_end)
     return supervise(options.attempt, rank_info, limits, *times, heeds_cancel=options.heeds_cancel)
 
@@ -168,7 +168,7 @@ def main(arguments: list[str]) -> int:
 def supervise(
     path: Path,
     rank_info: RankInfo,
-    limits: Limits,
+    limits: WorkerLimits,
     seconds_to_warning: float | None = None,
     seconds_to_end: float | None = None,
     *,

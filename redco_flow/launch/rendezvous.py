@@ -22,7 +22,12 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.processes import RankInfo
-from redco_flow.launch.rendezvous_listener import Answer, Connection, Joining, Listener
+from redco_flow.launch.rendezvous_listener import (
+    Connection,
+    Joining,
+    RendezvousAnswer,
+    RendezvousListener,
+)
 from redco_flow.records import read_json_if_present, write_json
 
 _CONNECT_SECONDS = 5.0
@@ -104,7 +109,7 @@ class Rendezvous:
     # Rank 0
 
     def _host(self) -> Meeting:
-        with Listener(self.log) as listener:
+        with RendezvousListener(self.log) as listener:
             port, addresses = listener.port, own_addresses()
             self._announce({"addresses": addresses, "port": port, "word": listener.word})
             self._deadline = time.monotonic() + self.seconds  # the others can come from now on
@@ -127,7 +132,7 @@ class Rendezvous:
         write_json(self.path, record, private=True)  # the word is for the ranks alone
 
     def _seat(
-        self, listener: Listener, guests: dict[int, Connection], connection: Connection
+        self, listener: RendezvousListener, guests: dict[int, Connection], connection: Connection
     ) -> None:
         """Count a connection as the rank that it says it is, or send it away.
 
@@ -196,7 +201,7 @@ class Rendezvous:
             said = Joining(self.rank_info.rank, os.uname().nodename, self.facts)
             try:
                 connection.sendall(said.to_bytes(told["word"]))
-                refusal = self._wait_for_answer(Answer(connection))
+                refusal = self._wait_for_answer(RendezvousAnswer(connection))
             except (OSError, ValueError) as error:
                 raise CannotMeet(
                     f"rank 0 left the meeting at {address}:{told['port']}, or another program "
@@ -206,7 +211,7 @@ class Rendezvous:
             raise CannotMeet(refusal)
         return Meeting(f"{address}:{told['port']}")
 
-    def _wait_for_answer(self, answer: Answer) -> str:
+    def _wait_for_answer(self, answer: RendezvousAnswer) -> str:
         """Wait as long as rank 0 may: it began to before this one came.
 
         Raises:

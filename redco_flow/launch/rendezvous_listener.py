@@ -98,7 +98,7 @@ class Connection:
             return
 
 
-class Listener:
+class RendezvousListener:
     """A free port of this host, and the connections to it.
 
     Args:
@@ -116,7 +116,7 @@ class Listener:
         self._socket.setblocking(False)
         self._selector.register(self._socket, selectors.EVENT_READ)
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> RendezvousListener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -243,7 +243,7 @@ class Listener:
             connection.socket.close()
 
 
-class Answer:
+class RendezvousAnswer:
     """Rank 0's answer, as it comes in.
 
     Args:

@@ -75,7 +75,7 @@ TIME_OVER = "its time (walltime_minutes) is over."
 
 
 @dataclass(frozen=True)
-class Limits:
+class WorkerLimits:
     """Time limits of a worker: for silence, and for saving after a request to stop."""
 
     stall_seconds: float
@@ -87,7 +87,7 @@ class Supervisor:
     """The life of one worker; used once."""
 
     attempt: AttemptDirectory
-    limits: Limits
+    limits: WorkerLimits
     log: LogWriter
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _actions: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
@@ -301,7 +301,7 @@ def main(arguments: list[str]) -> int:
     if detaches and os.fork() != 0:  # the submitter need not wait for us, nor see a zombie
         return 0
     attempt = AttemptDirectory(options.attempt)
-    limits = Limits(options.stall_seconds, options.grace_seconds)
+    limits = WorkerLimits(options.stall_seconds, options.grace_seconds)
     log = LogWriter(attempt.log_path(0), secret_values(os.environ))
     supervisor = Supervisor(attempt, limits, log)
     supervisor.listen({signal.SIGTERM: lambda: _cancel(supervisor)})

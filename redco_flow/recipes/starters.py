@@ -52,7 +52,7 @@ class Fit(StrictModel):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
-class Published(StrictModel):
+class PublishedModel(StrictModel):
     """A published model: its name on the hub, and its parameters in billions."""
 
     name: str
@@ -79,7 +79,7 @@ class Starter(StrictModel):
 
     task: str
     fits: list[Fit]
-    models: dict[str, Published]
+    models: dict[str, PublishedModel]
     scratch: dict[str, Any]
     settings: dict[str, Any] = Field(default_factory=dict)
     scratch_settings: dict[str, Any] = Field(default_factory=dict)

@@ -13,8 +13,7 @@ from redco_flow.report.charts import Figure, Line, LineChart
 from redco_flow.report.numbers import duration, number, plural, score, size
 from redco_flow.report.training_history import History, num_not_finite, points_of
 from redco_flow.tracking.goodput import TimeParts
-from redco_flow.tracking.planned_fits import Figure as FitFigure
-from redco_flow.tracking.planned_fits import FitComparison
+from redco_flow.tracking.planned_fits import FitComparison, PlannedFigure
 from redco_flow.tracking.run_metrics import training_metric
 
 _MAX_LINES = 4  # more cannot be distinguished
@@ -200,14 +199,17 @@ def _fit_tables(fit: FitComparison | None) -> Iterator[ValueTable]:
     note = f"Predicted by plan --fit for {fit.target}."
     if fit.time and (time := fit.fit["step_time"]):
         parts = sorted(time["parts_seconds"].items(), key=lambda part: -part[1])
-        rows = [fit.time, *(FitFigure(name, seconds, "s") for name, seconds in parts)]
+        rows = [fit.time, *(PlannedFigure(name, seconds, "s") for name, seconds in parts)]
         yield ValueTable("Step time", header, tuple(map(_fit_row, rows)), note)
     sizes = fit.fit["parts_bytes"].items()
-    rows = [fit.memory, *(FitFigure(name.replace("_", " "), n / 2**30, "GiB") for name, n in sizes)]
+    rows = [
+        fit.memory,
+        *(PlannedFigure(name.replace("_", " "), n / 2**30, "GiB") for name, n in sizes),
+    ]
     yield ValueTable("Memory per device", header, tuple(map(_fit_row, rows)), note)
 
 
-def _fit_row(figure: FitFigure) -> tuple[str, str, str, str]:
+def _fit_row(figure: PlannedFigure) -> tuple[str, str, str, str]:
     measured = "–" if figure.measured is None else f"{number(figure.measured)} {figure.unit}"
     error = "–" if figure.error is None else f"{figure.error:+.1%}"
     return figure.name, f"{number(figure.predicted)} {figure.unit}", measured, error

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-from redco_flow.launch.call import Staging
+from redco_flow.launch.call import JobStaging
 from redco_flow.launch.node_disk import node_directory
 from redco_flow.launch.worker_process import log
 from redco_flow.records import (
@@ -52,7 +52,7 @@ class _Record(TypedDict):
 
 
 @contextlib.contextmanager
-def staged(context: StageContext, staging: Staging | None) -> Iterator[None]:
+def staged(context: StageContext, staging: JobStaging | None) -> Iterator[None]:
     """Let the stage read its inputs from this node's disk, and give it a directory there.
 
     Where the disk cannot take them, the stage uses the workspace, and the log says so. Within,

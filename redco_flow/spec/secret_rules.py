@@ -26,7 +26,7 @@ _LINE = re.compile(rb"[^\r\n]*")
 
 
 @dataclass(frozen=True)
-class Rule:
+class SecretRule:
     """One kind of secret.
 
     Args:
@@ -70,15 +70,15 @@ class Rule:
 class RuleSet:
     """Rules, and the automaton that finds their keywords."""
 
-    rules_of: tuple[tuple[Rule, ...], ...]
+    rules_of: tuple[tuple[SecretRule, ...], ...]
     automaton: Any
 
     @classmethod
-    def of(cls, rules: Iterable[Rule]) -> RuleSet:
+    def of(cls, rules: Iterable[SecretRule]) -> RuleSet:
         """Index the rules by their keywords."""
         from ahocorasick_rs import BytesAhoCorasick  # not before there is a text to look at
 
-        by_keyword: dict[str, list[Rule]] = {}
+        by_keyword: dict[str, list[SecretRule]] = {}
         for rule in rules:
             for keyword in rule.keywords:
                 by_keyword.setdefault(keyword, []).append(rule)
@@ -106,10 +106,10 @@ class RuleSet:
         return spans
 
 
-def betterleaks_rules() -> Iterator[Rule]:
+def betterleaks_rules() -> Iterator[SecretRule]:
     """Yield the rules of the data file."""
     for entry in json.loads(_RULES.read_bytes())["rules"]:
-        yield Rule(**(entry | {"keywords": tuple(entry["keywords"])}))
+        yield SecretRule(**(entry | {"keywords": tuple(entry["keywords"])}))
 
 
 def _start_of_line(data: bytes, at: int) -> int:

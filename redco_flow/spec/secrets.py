@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from redco_flow.spec.secret_rules import Rule, RuleSet, Span, betterleaks_rules
+from redco_flow.spec.secret_rules import RuleSet, SecretRule, Span, betterleaks_rules
 
 # A word of a name: HF_TOKEN, hfToken, api-key, APIKey all fall apart into words.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -71,66 +71,68 @@ def is_password_name(name: str) -> bool:
 
 
 OWN_RULES = (
-    Rule(r"\bhf_[A-Za-z0-9]{16,}", ("hf_",)),
-    Rule(r"\bsk-(?=[A-Za-z0-9_-]*[0-9])[A-Za-z0-9_-]{16,}", ("sk-",)),
-    Rule(r"\bgh[pousr]_[A-Za-z0-9]{16,}", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_")),
-    Rule(r"\bgithub_pat_[A-Za-z0-9_]{16,}", ("github_pat_",)),
-    Rule(r"\bglpat-[A-Za-z0-9_-]{16,}", ("glpat-",)),
-    Rule(r"\bpn[ub]_[A-Za-z0-9]{16,}", ("pnu_", "pnb_")),
-    Rule(r"\bnpm_[A-Za-z0-9]{30,}", ("npm_",)),
-    Rule(r"\bpypi-[A-Za-z0-9_-]{50,}", ("pypi-",)),
-    Rule(r"\bxox[abeprs]-[A-Za-z0-9-]{10,}", ("xox",)),
-    Rule(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", ("akia", "asia")),
-    Rule(r"\bAIza[A-Za-z0-9_-]{30,}", ("aiza",)),
-    Rule(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", ("eyj",)),
-    Rule(r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}", ("sg.",)),
-    Rule(r"\b[0-9a-f]{32}-us[0-9]{1,2}\b", ("-us",)),
-    Rule(r"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}\b", (":aa",)),
-    Rule(r"hooks\.slack\.com/[a-z]+/([A-Za-z0-9_/+-]{16,})", ("hooks.slack.com",)),
-    Rule(r"/api/(?:v[0-9]+/)?webhooks/([0-9]+/[\w-]{16,})", ("webhooks/",)),
-    Rule(r"(?i)(?:Account|Access)Key=([A-Za-z0-9+/]{30,}={0,2})", ("accesskey=", "accountkey=")),
-    Rule(r"(?i)[?&;]sig=([A-Za-z0-9%+/=]{20,})", ("sig=",)),
-    Rule(r"(?i)[?&]X-Amz-(?:Signature|Security-Token)=([A-Za-z0-9%+/=]{20,})", ("x-amz-",)),
-    Rule(r"(?i)\bbearer[ \t]+(?=\S*[0-9])([\w~+/.=-]{16,})", ("bearer",), entropy=2.5),
-    Rule(r"\b[Bb]asic[ \t]+(?=\S*[0-9=])(?=\S*[A-Z])([A-Za-z0-9+/]{12,}={0,2})", ("basic",)),
-    Rule(
+    SecretRule(r"\bhf_[A-Za-z0-9]{16,}", ("hf_",)),
+    SecretRule(r"\bsk-(?=[A-Za-z0-9_-]*[0-9])[A-Za-z0-9_-]{16,}", ("sk-",)),
+    SecretRule(r"\bgh[pousr]_[A-Za-z0-9]{16,}", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_")),
+    SecretRule(r"\bgithub_pat_[A-Za-z0-9_]{16,}", ("github_pat_",)),
+    SecretRule(r"\bglpat-[A-Za-z0-9_-]{16,}", ("glpat-",)),
+    SecretRule(r"\bpn[ub]_[A-Za-z0-9]{16,}", ("pnu_", "pnb_")),
+    SecretRule(r"\bnpm_[A-Za-z0-9]{30,}", ("npm_",)),
+    SecretRule(r"\bpypi-[A-Za-z0-9_-]{50,}", ("pypi-",)),
+    SecretRule(r"\bxox[abeprs]-[A-Za-z0-9-]{10,}", ("xox",)),
+    SecretRule(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}", ("akia", "asia")),
+    SecretRule(r"\bAIza[A-Za-z0-9_-]{30,}", ("aiza",)),
+    SecretRule(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", ("eyj",)),
+    SecretRule(r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}", ("sg.",)),
+    SecretRule(r"\b[0-9a-f]{32}-us[0-9]{1,2}\b", ("-us",)),
+    SecretRule(r"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}\b", (":aa",)),
+    SecretRule(r"hooks\.slack\.com/[a-z]+/([A-Za-z0-9_/+-]{16,})", ("hooks.slack.com",)),
+    SecretRule(r"/api/(?:v[0-9]+/)?webhooks/([0-9]+/[\w-]{16,})", ("webhooks/",)),
+    SecretRule(
+        r"(?i)(?:Account|Access)Key=([A-Za-z0-9+/]{30,}={0,2})", ("accesskey=", "accountkey=")
+    ),
+    SecretRule(r"(?i)[?&;]sig=([A-Za-z0-9%+/=]{20,})", ("sig=",)),
+    SecretRule(r"(?i)[?&]X-Amz-(?:Signature|Security-Token)=([A-Za-z0-9%+/=]{20,})", ("x-amz-",)),
+    SecretRule(r"(?i)\bbearer[ \t]+(?=\S*[0-9])([\w~+/.=-]{16,})", ("bearer",), entropy=2.5),
+    SecretRule(r"\b[Bb]asic[ \t]+(?=\S*[0-9=])(?=\S*[A-Z])([A-Za-z0-9+/]{12,}={0,2})", ("basic",)),
+    SecretRule(
         r"""(?i)\bauthorization['"\\]{0,3}[ \t]*[:=][ \t]*['"\\]{0,3}"""
         r"""(?:(?:basic|bearer|token|apikey|digest)[ \t]+)?"""
         r"""([^\s'",;\\$<{(\[][^\s'",;\\]{7,})""",
         ("authorization",),
     ),
-    Rule(
+    SecretRule(
         r"""(?i)(?<![\w.-])(?:set-)?cookie['"]?[ \t]*:[ \t]*['"]?"""
         r"""([^\s=;'"]+=[^\s'"]{8,}(?: [^\s=;'"]+=[^\s'"]+)*)""",
         ("cookie",),
     ),
     # Temporary AWS credentials, Google's OAuth, Azure DevOps
-    Rule(r"\bIQoJb3JpZ2luX2[A-Za-z0-9+/=]{40,}", ("iqojb3jpz2lux2",)),
-    Rule(r"\bya29\.[A-Za-z0-9_-]{20,}", ("ya29.",)),
-    Rule(r"\bGOCSPX-[A-Za-z0-9_-]{20,}", ("gocspx-",)),
-    Rule(r"(?<![\w/])1//0[A-Za-z0-9_-]{30,}", ("1//0",)),
-    Rule(r"\b[A-Za-z0-9]{40,80}AZDO[A-Za-z0-9]{4}\b", ("azdo",)),
+    SecretRule(r"\bIQoJb3JpZ2luX2[A-Za-z0-9+/=]{40,}", ("iqojb3jpz2lux2",)),
+    SecretRule(r"\bya29\.[A-Za-z0-9_-]{20,}", ("ya29.",)),
+    SecretRule(r"\bGOCSPX-[A-Za-z0-9_-]{20,}", ("gocspx-",)),
+    SecretRule(r"(?<![\w/])1//0[A-Za-z0-9_-]{30,}", ("1//0",)),
+    SecretRule(r"\b[A-Za-z0-9]{40,80}AZDO[A-Za-z0-9]{4}\b", ("azdo",)),
     # Weights & Biases, Neptune, Kaggle, LangSmith, ZenML
-    Rule(r"\bwandb[ \t]+login[ \t]+(?:--\S+[ \t]+)*([0-9a-f]{40})\b", ("wandb",)),
-    Rule(r"\bwandb_v1_[A-Za-z0-9_-]{20,}", ("wandb_v1_",)),
-    Rule(r"\beyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/=_-]{20,}", ("eyjhcglf",)),
-    Rule(r""""username"[^}\r\n]{0,80}"key"[ \t]*:[ \t]*"([0-9a-f]{32})\"""", ('"username"',)),
-    Rule(r"\bKGAT_[0-9a-f]{32}", ("kgat_",)),
-    Rule(r"\blsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}", ("lsv2_",)),
-    Rule(r"\bZEN(?:PRO)?KEY_[A-Za-z0-9]{20,}", ("zenkey_", "zenprokey_")),
+    SecretRule(r"\bwandb[ \t]+login[ \t]+(?:--\S+[ \t]+)*([0-9a-f]{40})\b", ("wandb",)),
+    SecretRule(r"\bwandb_v1_[A-Za-z0-9_-]{20,}", ("wandb_v1_",)),
+    SecretRule(r"\beyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/=_-]{20,}", ("eyjhcglf",)),
+    SecretRule(r""""username"[^}\r\n]{0,80}"key"[ \t]*:[ \t]*"([0-9a-f]{32})\"""", ('"username"',)),
+    SecretRule(r"\bKGAT_[0-9a-f]{32}", ("kgat_",)),
+    SecretRule(r"\blsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}", ("lsv2_",)),
+    SecretRule(r"\bZEN(?:PRO)?KEY_[A-Za-z0-9]{20,}", ("zenkey_", "zenprokey_")),
     # Rented GPUs and models: Fireworks, RunPod, Modal, Lambda
-    Rule(r"\bfw_(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22,}\b", ("fw_",)),
-    Rule(r"\brpa_[A-Za-z0-9]{30,}", ("rpa_",)),
-    Rule(r"\ba[ks]-(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22}\b", ("ak-", "as-")),
-    Rule(r"\bsecret_[a-z0-9-]+_[A-Za-z0-9]{32}\.[A-Za-z0-9]{32,}", ("secret_",)),
+    SecretRule(r"\bfw_(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22,}\b", ("fw_",)),
+    SecretRule(r"\brpa_[A-Za-z0-9]{30,}", ("rpa_",)),
+    SecretRule(r"\ba[ks]-(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22}\b", ("ak-", "as-")),
+    SecretRule(r"\bsecret_[a-z0-9-]+_[A-Za-z0-9]{32}\.[A-Za-z0-9]{32,}", ("secret_",)),
     # Tailscale, Sentry, Notion, and the lines of a .netrc
-    Rule(r"\btskey-[a-z]+-[A-Za-z0-9]+-[A-Za-z0-9]{16,}", ("tskey-",)),
-    Rule(r"\bsntry[su]_[A-Za-z0-9+/=_-]{40,}", ("sntrys_", "sntryu_")),
-    Rule(r"://([0-9a-f]{32})@[\w.-]*sentry", ("sentry",)),
-    Rule(r"\bntn_[A-Za-z0-9]{40,}", ("ntn_",)),
-    Rule(r"\blogin[ \t]+\S+[ \t]+password[ \t]+(\S{8,})", ("password",)),
+    SecretRule(r"\btskey-[a-z]+-[A-Za-z0-9]+-[A-Za-z0-9]{16,}", ("tskey-",)),
+    SecretRule(r"\bsntry[su]_[A-Za-z0-9+/=_-]{40,}", ("sntrys_", "sntryu_")),
+    SecretRule(r"://([0-9a-f]{32})@[\w.-]*sentry", ("sentry",)),
+    SecretRule(r"\bntn_[A-Za-z0-9]{40,}", ("ntn_",)),
+    SecretRule(r"\blogin[ \t]+\S+[ \t]+password[ \t]+(\S{8,})", ("password",)),
     # A URL's password may itself hold an "@"; `$` begins a variable that stands for one.
-    Rule(r"""(?<=://)[^\s/:@'"<>]*:[^\s/'"<>$]+(?=@[\w.\[-])""", ("://",)),
+    SecretRule(r"""(?<=://)[^\s/:@'"<>]*:[^\s/'"<>$]+(?=@[\w.\[-])""", ("://",)),
 )
 
 # Words of which every secret's name has one, as `looks_secret_name` has them.
@@ -153,7 +155,7 @@ _STAND_IN = re.compile(
 
 
 @dataclass(frozen=True)
-class NamedValueRule(Rule):
+class NamedValueRule(SecretRule):
     """A value whose name says that it is secret; its keywords are words of such names."""
 
     def find_at(self, data: bytes, at: int, end: int) -> Iterator[Span]:

@@ -30,7 +30,7 @@ class PlannedStepTime(TypedDict, total=False):
     parts_seconds: Required[dict[str, float]]
 
 
-class Choice(TypedDict):
+class MeshChoice(TypedDict):
     """The choice of the number of devices of a training.
 
     `objective` is the value of `mesh`, `requested` the devices that the pipeline requests, and the
@@ -61,11 +61,11 @@ class PlannedFit(TypedDict, total=False):
     step_time: Required[PlannedStepTime | None]
     device_facts: Required[dict[str, dict[str, Any]]]
     assumed: Required[list[str]]
-    choice: Choice
+    choice: MeshChoice
 
 
 @dataclass(frozen=True)
-class Figure:
+class PlannedFigure:
     """One quantity, predicted and, where it is known, measured."""
 
     name: str
@@ -106,8 +106,8 @@ class FitComparison:
     stage: str
     fit: PlannedFit
     ran_on: str
-    time: Figure | None
-    memory: Figure
+    time: PlannedFigure | None
+    memory: PlannedFigure
 
     @property
     def target(self) -> str:
@@ -115,7 +115,7 @@ class FitComparison:
         return f"{self.fit['device']}x{self.fit['num_devices']}"
 
     @property
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[PlannedFigure]:
         """The quantities that were predicted."""
         return [*([self.time] if self.time else []), self.memory]
 
@@ -154,7 +154,7 @@ class FitComparison:
         }
 
 
-def expected_text(choice: Choice) -> str:
+def expected_text(choice: MeshChoice) -> str:
     """Say when the job is expected to start and to end; empty where nothing is expected."""
     start, end = choice["expected_start"], choice["expected_end"]
     return f", expected from {moment(start)} to {moment(end)}" if start and end else ""
@@ -223,8 +223,8 @@ def _compare(run: RunDirectory, stage: str, fit: PlannedFit) -> FitComparison:
         f"{run.id}/{stage}",
         fit,
         ran_on,
-        time and Figure("step time", time["seconds"], "s", seconds),
-        Figure("memory per device", fit["used_bytes"] / 2**30, "GiB", peak and peak / 2**30),
+        time and PlannedFigure("step time", time["seconds"], "s", seconds),
+        PlannedFigure("memory per device", fit["used_bytes"] / 2**30, "GiB", peak and peak / 2**30),
     )
 
 
@@ -287,7 +287,7 @@ def errors_text(compared: Sequence[FitComparison]) -> str:
     return f"{runs} on {compared[0].fit['device']}: {', '.join(found)}"
 
 
-def _range_text(figures: Iterable[Figure], above: str, below: str) -> str:
+def _range_text(figures: Iterable[PlannedFigure], above: str, below: str) -> str:
     """Return `4 to 9 % slower`, or `2 % faster to 9 % slower`; empty where nothing is measured."""
     percents = [round(100 * figure.error) for figure in figures if figure.error is not None]
     if not percents:

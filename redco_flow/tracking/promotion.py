@@ -84,7 +84,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PromotionRule:
     """The conditions of a promotion.
 
     Args:
@@ -134,7 +134,7 @@ class PromotionCandidate:
     workspace: Workspace
     checkpoint: Artifact
     name: AliasName
-    rule: Rule
+    rule: PromotionRule
 
     def records(self) -> list[dict[str, Any]]:
         """Return by what the checkpoint is promoted: a record for each condition; all hold.
@@ -295,7 +295,7 @@ class PromotionRequest:
 
     checkpoint: Artifact
     name: AliasName
-    rule: Rule
+    rule: PromotionRule
     reason: str = ""
     decision: str = ""
 

@@ -14,7 +14,7 @@ from redco_flow.tracking.promotion import (
     Condition,
     NotPromoted,
     PromotionRequest,
-    Rule,
+    PromotionRule,
     promote,
 )
 from tests.cli.promoting import NUM_ROWS, Shop, right, shuffled
@@ -268,8 +268,8 @@ def test_of_two_promotions_at_once_the_second_has_to_be_better_than_the_first(sh
     for one, num_right in zip(made, (80, 120, 160), strict=True):
         shop.evaluation(one, right(num_right))
     name = AliasName("demo", "production")
-    promote(shop.workspace, PromotionRequest(made[0], name, Rule()))
-    rule = Rule((Condition.parse("exact_match > production"),))
+    promote(shop.workspace, PromotionRequest(made[0], name, PromotionRule()))
+    rule = PromotionRule((Condition.parse("exact_match > production"),))
     begin = Barrier(2)
 
     def ask(checkpoint):

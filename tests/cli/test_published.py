@@ -18,7 +18,7 @@ from redco_flow.orchestrate.checkpoints.chat import conversing, find_model
 from redco_flow.orchestrate.checkpoints.new_file import read_new_files
 from redco_flow.stages.artifacts.pretrained import PretrainedModel
 from redco_flow.stages.artifacts.published import read_published
-from redco_flow.stages.predict.conversation import Conversant, Question, Request
+from redco_flow.stages.predict.conversation import ChatRequest, Conversant, Question
 from redco_flow.text.chat import CHATML
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command
@@ -117,7 +117,7 @@ def test_a_published_model_converses_and_continues_as_transformers_does(tmp_path
         vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=256, **TINY, **ids
     )
     theirs = saved(tmp_path, transformers.LlamaForCausalLM(config), tokenizer)
-    conversant = Conversant(Request(**conversing(tmp_path), max_new_tokens=12))
+    conversant = Conversant(ChatRequest(**conversing(tmp_path), max_new_tokens=12))
 
     def generated(asked):
         found = theirs.generate(**asked, max_new_tokens=12, do_sample=False)

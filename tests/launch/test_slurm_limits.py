@@ -10,7 +10,7 @@ import pytest
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.limits import (
-    Request,
+    JobRequest,
     ask_site,
     parse_minutes,
     parse_site,
@@ -61,7 +61,7 @@ def asked(**names):
     resources = JobResources(
         4, walltime_minutes=180, memory_gib=1, cpus_per_host=4, gpus_per_host=1
     )
-    return Request(resources, **names)
+    return JobRequest(resources, **names)
 
 
 def test_every_limit_that_a_job_can_never_meet_is_named_with_its_setting():
@@ -81,19 +81,19 @@ def test_every_limit_that_a_job_can_never_meet_is_named_with_its_setting():
 def test_a_job_needs_one_association_that_takes_it_and_limits_count_only_where_enforced():
     resources = JobResources(3, walltime_minutes=1000)
 
-    assert parse_site(ANSWERS).problems(Request(resources, account="lab"))
-    assert parse_site(ANSWERS).problems(Request(resources)) == []  # account root may
+    assert parse_site(ANSWERS).problems(JobRequest(resources, account="lab"))
+    assert parse_site(ANSWERS).problems(JobRequest(resources)) == []  # account root may
     no_limits = CONFIG.replace("associations,limits,qos", "associations")
     assert parse_site(ANSWERS | {"config": no_limits}).problems(asked(account="lab")) == []
 
 
 def test_arrays_are_cut_by_max_array_size_and_by_the_limit_of_submitted_jobs():
     site = parse_site(ANSWERS)
-    request = Request(JobResources(shards=tuple(range(30))), account="root")
+    request = JobRequest(JobResources(shards=tuple(range(30))), account="root")
 
     assert site.array_size(request) == 11
     assert "30 shards are submitted as 3 job arrays" in site.array_note(request)
-    tiny = Request(request.resources, account="lab")
+    tiny = JobRequest(request.resources, account="lab")
     assert site.max_submitted(tiny) == (5, "MaxSubmitJobsPerUser of QOS tiny")
     assert site.array_size(tiny) == 2
     assert parse_site({}).array_size(tiny) is None
@@ -111,9 +111,9 @@ def test_the_qos_of_an_association_without_a_default_is_not_guessed():
 def test_the_least_of_a_qos_counts_for_cpus_only_where_a_stage_requests_them():
     site, chosen = parse_site(ANSWERS), {"account": "lab", "qos": "tiny"}
 
-    (problem,) = site.problems(Request(JobResources(cpus_per_host=1), **chosen))
+    (problem,) = site.problems(JobRequest(JobResources(cpus_per_host=1), **chosen))
     assert "cpu=1 is below the least of 2 (MinTRES of QOS tiny)" in problem[1]
-    assert site.problems(Request(JobResources(), **chosen)) == []
+    assert site.problems(JobRequest(JobResources(), **chosen)) == []
 
 
 def fake_commands(folder, **answers):

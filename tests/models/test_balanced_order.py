@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.models.attention.bias import Block, row_biases
+from redco_flow.models.attention.bias import ScoreBlock, row_biases
 from redco_flow.models.attention.block import Scoring, Shared, is_needed
 from redco_flow.models.attention.context import (
     SequenceOrder,
@@ -76,7 +76,7 @@ def pairs_of_chunks(length: int, num_shards: int, *, is_balanced: bool) -> list[
 
     def count(shard: int, owner: int) -> int:
         places = [(cut.first(shard, q), cut.first(owner, k)) for q, k in np.ndindex(chunks, chunks)]
-        blocks = [Block(q, cut.chunk_length, k, cut.chunk_length) for q, k in places]
+        blocks = [ScoreBlock(q, cut.chunk_length, k, cut.chunk_length) for q, k in places]
         return sum(bool(is_needed(scoring, Shared((), (), None, None), b)) for b in blocks)
 
     chunks, shards = cut.num_chunks, range(num_shards)

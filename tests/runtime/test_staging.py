@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.launch.call import Staging
+from redco_flow.launch.call import JobStaging
 from redco_flow.launch.node_disk import NoNodeDisk
 from redco_flow.runtime.context import InputArtifact, InputDamaged, StageContext
 from redco_flow.runtime.staging import staged
@@ -16,7 +16,7 @@ from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
 
-INPUTS = Staging("$NODE_DISK/me", inputs=True, checkpoints=False)
+INPUTS = JobStaging("$NODE_DISK/me", inputs=True, checkpoints=False)
 HOLD = """
 import sys
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_a_copy_outlives_a_killed_process_only_until_another_stage_needs_the_dis
 def test_checkpoints_get_a_directory_of_their_own_that_ends_with_the_stage(tmp_path, disk):
     context = context_of(tmp_path)
 
-    with staged(context, Staging(str(disk), inputs=False, checkpoints=True)):
+    with staged(context, JobStaging(str(disk), inputs=False, checkpoints=True)):
         room = context.node_directory
         (room / "12").mkdir()
 

@@ -4,8 +4,8 @@ import pytest
 
 from redco_flow.stages.train.mesh_search import (
     Candidate,
+    MeshTrial,
     Saving,
-    Trial,
     best_of,
     search_mesh,
 )
@@ -41,7 +41,7 @@ def tried(
     update = state / 1000 / (model * fsdp)
     turns = (data > 1) + 3 * micro * (fsdp - 1) + 4 * micro * (model - 1)
     waits = sent / bandwidth + turns * latency
-    return Trial(
+    return MeshTrial(
         candidate,
         used_bytes=round(gib * GIB),
         seconds=compute * more / num_devices + update + waits,
@@ -110,7 +110,7 @@ def test_it_finds_what_trying_all_finds_and_compiles_few(
 def test_on_the_fastest_mesh_more_is_computed_again_as_long_as_that_is_faster():
     def attempt(candidate):
         seconds = {"none": 3.0, "minimal": 2.0, "full": 2.5}[candidate.saving.remat]
-        return Trial(candidate, GIB, seconds, fits=True)
+        return MeshTrial(candidate, GIB, seconds, fits=True)
 
     trials, _ = search(2, attempt)
 
@@ -120,7 +120,7 @@ def test_on_the_fastest_mesh_more_is_computed_again_as_long_as_that_is_faster():
 def test_of_equally_fast_meshes_the_simplest_is_chosen_and_what_cannot_be_faster_is_not_compiled():
     def attempt(candidate):
         seconds = 1.02 if candidate.num_shards == 1 else 1.0
-        return Trial(candidate, GIB, seconds, fits=True, communication=0.01)
+        return MeshTrial(candidate, GIB, seconds, fits=True, communication=0.01)
 
     trials, compiled = search(8, attempt, savings=[Saving()])
 
@@ -145,9 +145,9 @@ def test_where_nothing_fits_there_are_more_micro_batches_as_few_as_fit():
 def test_what_the_model_cannot_follow_ends_nothing():
     def attempt(candidate):
         if 4 % candidate.num_model_shards:
-            return Trial(candidate, refusal="4 heads")
+            return MeshTrial(candidate, refusal="4 heads")
         seconds = 1 / candidate.num_model_shards
-        return Trial(candidate, GIB, seconds, fits=True, communication=seconds)
+        return MeshTrial(candidate, GIB, seconds, fits=True, communication=seconds)
 
     trials, _ = search(12, attempt, of_host=12)
 

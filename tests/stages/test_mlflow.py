@@ -18,7 +18,7 @@ from redco_flow.spec.load import settings_of
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.aliases import AliasName
 from redco_flow.tracking.mlflow_server import MlflowError, MlflowServer
-from redco_flow.tracking.promotion import PromotionRequest, Rule, promote, roll_back
+from redco_flow.tracking.promotion import PromotionRequest, PromotionRule, promote, roll_back
 from redco_flow.tracking.results import StageResult
 from tests.cli.promoting import Shop
 
@@ -149,9 +149,9 @@ def test_the_registrys_alias_follows_promotion_and_rollback_by_reference(asked, 
 
     one, two = (f"redco-flow://{checkpoint.path}" for checkpoint in made)
     assert run_of(asked, runs[0])[2]["redco_flow.output.last"] == one
-    promote(shop.workspace, PromotionRequest(made[0], name, Rule((), 0.0, 0.95)))
+    promote(shop.workspace, PromotionRequest(made[0], name, PromotionRule((), 0.0, 0.95)))
     assert named() == (runs[0], one)
-    alias = promote(shop.workspace, PromotionRequest(made[1], name, Rule((), 0.0, 0.95)))
+    alias = promote(shop.workspace, PromotionRequest(made[1], name, PromotionRule((), 0.0, 0.95)))
     assert named() == (runs[1], two)
     roll_back(shop.workspace, alias)
     assert named() == (runs[0], one)
@@ -167,7 +167,9 @@ def test_a_promotion_stands_though_no_server_answers(tmp_path, monkeypatch, capl
     checkpoint = shop.checkpoint("one")
     name = AliasName.parse("production", "demo")
 
-    alias = promote(shop.workspace, PromotionRequest(checkpoint, name, Rule((), 0.0, 0.95)))
+    alias = promote(
+        shop.workspace, PromotionRequest(checkpoint, name, PromotionRule((), 0.0, 0.95))
+    )
 
     assert alias.checkpoint == checkpoint.id
     [said] = [record.getMessage() for record in caplog.records]

@@ -9,7 +9,8 @@ from stage_kinds import preprocess
 from redco_flow.records import digest_file
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.data.rows import BadRows, DataChanged, NoRows
+from redco_flow.stages.data.guard import DataChanged
+from redco_flow.stages.data.rows import BadRows, NoRows
 from redco_flow.stages.data.text_lines import MAX_LINE_BYTES
 
 ROWS = [(f"name {i % 20}, area {i % 3}", f"number {i} is called {i % 20}.") for i in range(60)]

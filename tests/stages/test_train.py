@@ -14,7 +14,7 @@ from redco_flow.cli.main import run_command
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, EngineError
 from redco_flow.errors import ArtifactError
-from redco_flow.launch.call import Staging
+from redco_flow.launch.call import JobStaging
 from redco_flow.metrics import rouge
 from redco_flow.records import digest_file, digest_json, write_json
 from redco_flow.runtime.context import Stopped
@@ -87,7 +87,7 @@ def resumed(shared_bench, dataset, stop_at_look):
     """
     disk = shared_bench.root / "disk"
     disk.mkdir()
-    staging = Staging(str(disk), inputs=True, checkpoints=True)
+    staging = JobStaging(str(disk), inputs=True, checkpoints=True)
     inputs = {"dataset": [dataset]}
     run = RunDirectory.create(Workspace(shared_bench.root / "workspace"), "demo")
     config = train.Config.from_json(PROFILED)

@@ -27,7 +27,7 @@ from redco_flow.tracking.deletions import find_run_deletion, new_deletion, refus
 from redco_flow.tracking.garbage_collection import SECONDS_IN_USE, Selection, delete, survey
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.promotion import PromotionRequest, Rule, promote
+from redco_flow.tracking.promotion import PromotionRequest, PromotionRule, promote
 from redco_flow.tracking.results import (
     StageResult,
     claim_result,
@@ -109,7 +109,7 @@ def checkpoint_of(workspace, run):
 
 def point_alias(workspace, run, alias="production"):
     checkpoint = ArtifactStore(workspace).get(checkpoint_of(workspace, run))
-    promote(workspace, PromotionRequest(checkpoint, AliasName("demo", alias), Rule()))
+    promote(workspace, PromotionRequest(checkpoint, AliasName("demo", alias), PromotionRule()))
 
 
 def collect(workspace, selection, later=0.0):

@@ -26,7 +26,7 @@ from redco_flow.engine.sharding.dataflow.values import (
 )
 from redco_flow.engine.sharding.fused_parts import FusedParts
 from redco_flow.engine.sharding.fused_use import compute_by_shard
-from redco_flow.engine.sharding.splits import Choice, Roles, choose_splits, on_one_device
+from redco_flow.engine.sharding.splits import Roles, SplitChoice, choose_splits, on_one_device
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class FusedChoice:
         fused: by the parameter's number.
     """
 
-    choice: Choice
+    choice: SplitChoice
     parted: PartedRecord
     fused: dict[int, FusedParts]
 
@@ -173,7 +173,7 @@ def _keep_fit(
     return fused
 
 
-def _read_fused(choice: Choice, parted: PartedRecord, number: int) -> FusedParts | None:
+def _read_fused(choice: SplitChoice, parted: PartedRecord, number: int) -> FusedParts | None:
     for position in range(len(choice.roles.parameters[number])):
         parts = _read_parts(choice, parted, number, position)
         if len(parts) > 1:
@@ -182,7 +182,7 @@ def _read_fused(choice: Choice, parted: PartedRecord, number: int) -> FusedParts
 
 
 def _read_parts(
-    choice: Choice, parted: PartedRecord, number: int, position: int
+    choice: SplitChoice, parted: PartedRecord, number: int, position: int
 ) -> tuple[int, ...]:
     """Return the sizes of a dim's parts that are each split; () where one of them is not."""
     apart = parted.apart.get(number)

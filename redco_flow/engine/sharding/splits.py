@@ -214,7 +214,7 @@ class Split:
 
 
 @dataclass
-class Choice:
+class SplitChoice:
     """The atoms that are split over `num_shards`, and the others with the reason.
 
     Args:
@@ -236,9 +236,9 @@ class Choice:
         return self.roles.blocked.get(atom) or self.replicated.get(atom)
 
 
-def choose_splits(roles: Roles, num_shards: int) -> Choice:
+def choose_splits(roles: Roles, num_shards: int) -> SplitChoice:
     """Apply the two rules."""
-    choice = Choice(roles, num_shards)
+    choice = SplitChoice(roles, num_shards)
     for product in roles.products:
         for atom in roles.flat(product.outputs):
             is_divided = atom in roles.heads and roles.size((atom,)) % num_shards == 0
@@ -272,12 +272,12 @@ def _is_in_group(roles: Roles, atom: int, num_shards: int) -> bool:
     )
 
 
-def _add(choice: Choice, split: Split) -> None:
+def _add(choice: SplitChoice, split: Split) -> None:
     for atom in split.atoms:
         choice.splits.setdefault(atom, split)
 
 
-def _choose_rows(choice: Choice, lookup: Lookup) -> None:
+def _choose_rows(choice: SplitChoice, lookup: Lookup) -> None:
     roles, rows = choice.roles, choice.roles.atoms(lookup.rows)
     columns = roles.flat(lookup.outputs)
     if not lookup.by_tokens or not rows or choice.split_of(rows):
@@ -293,7 +293,7 @@ def _choose_rows(choice: Choice, lookup: Lookup) -> None:
         _pad(choice, rows, "rows")
 
 
-def _choose_units(choice: Choice, product: Product) -> None:
+def _choose_units(choice: SplitChoice, product: Product) -> None:
     roles = choice.roles
     inputs, outputs = roles.flat(product.contracted), roles.flat(product.outputs)
     if any(atom in choice.splits for atom in inputs):
@@ -315,7 +315,7 @@ def _choose_units(choice: Choice, product: Product) -> None:
             _pad(choice, dim, "final outputs")
 
 
-def _output_dims(choice: Choice, product: Product) -> list[Dim]:
+def _output_dims(choice: SplitChoice, product: Product) -> list[Dim]:
     """List the dims of the product's parameters that it puts out and that may be split.
 
     Of parts fused in one dim, what each of them has.
@@ -340,7 +340,7 @@ def head_dim(roles: Roles, product: Product) -> int | None:
     return others[-1] if others and len(others) < len(outputs) else None
 
 
-def _divisible(choice: Choice, dim: Dim) -> Dim:
+def _divisible(choice: SplitChoice, dim: Dim) -> Dim:
     """Return the atoms that begin a dim and that the shards divide; () where they do not."""
     roles, num_shards = choice.roles, choice.num_shards
     size = roles.size(dim[:1])
@@ -357,7 +357,7 @@ def _divisible(choice: Choice, dim: Dim) -> Dim:
     return ()
 
 
-def _would_conflict(choice: Choice, product: Product, atoms: Dim) -> bool:
+def _would_conflict(choice: SplitChoice, product: Product, atoms: Dim) -> bool:
     """Whether what takes these atoms in is better split, or can only be split, otherwise."""
     roles = choice.roles
     if atoms[0] in roles.heads:
@@ -375,14 +375,14 @@ def _would_conflict(choice: Choice, product: Product, atoms: Dim) -> bool:
     return False
 
 
-def _is_bottleneck(choice: Choice, product: Product, consumer: Product, atoms: Dim) -> bool:
+def _is_bottleneck(choice: SplitChoice, product: Product, consumer: Product, atoms: Dim) -> bool:
     """Whether a narrow dim (a low rank) lies between two wide ones, the second to be split."""
     roles, size = choice.roles, choice.roles.size(atoms)
     free = [a for a in roles.flat(consumer.outputs) if not choice.why_whole(a)]
     return size < roles.size(roles.flat(product.contracted)) and size < roles.size(free)
 
 
-def _pad(choice: Choice, dim: Dim, noun: str) -> None:
+def _pad(choice: SplitChoice, dim: Dim, noun: str) -> None:
     """Split a dim that the shards do not divide, where it is always a dim of its own."""
     roles = choice.roles
     is_alone = len(dim) == 1 and all(
@@ -393,18 +393,18 @@ def _pad(choice: Choice, dim: Dim, noun: str) -> None:
         _add(choice, Split(dim, noun, is_padded=True))
 
 
-def _noun(choice: Choice, atoms: Dim) -> str:
+def _noun(choice: SplitChoice, atoms: Dim) -> str:
     roles = choice.roles
     if any(atom in roles.heads for atom in atoms):
         return "heads"
     return "units" if atoms[0] in roles.consumers else "final outputs"
 
 
-def _noun_of_part(choice: Choice, dim: Dim, atoms: Dim) -> str:
+def _noun_of_part(choice: SplitChoice, dim: Dim, atoms: Dim) -> str:
     """Name what a dim's major atoms count, which may be groups of what the dim counts."""
     noun, inside = _noun(choice, atoms), choice.roles.size(dim[len(atoms) :])
     return noun if noun == "heads" or inside == 1 else f"groups of {inside} {noun}"
 
 
-def _counted(choice: Choice, atoms: Dim) -> str:
+def _counted(choice: SplitChoice, atoms: Dim) -> str:
     return f"{choice.roles.size(atoms)} {_noun(choice, atoms)}"

@@ -29,7 +29,7 @@ from redco_flow.engine.sharding.rules import (
     named_leaves,
     override_rules,
 )
-from redco_flow.engine.sharding.splits import Choice, Roles, Split, head_dim, on_one_device
+from redco_flow.engine.sharding.splits import Roles, Split, SplitChoice, head_dim, on_one_device
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _is_head_bias(roles: Roles, lookup: Lookup) -> bool:
     return bool(columns) and all(atom in roles.heads for atom in columns)
 
 
-def _rule(choice: Choice, number: int, name: str) -> tuple[ShardingRule, bool]:
+def _rule(choice: SplitChoice, number: int, name: str) -> tuple[ShardingRule, bool]:
     """Return a parameter's rule, and whether it is what one would expect."""
     dims = choice.roles.parameters[number]
     for position, dim in enumerate(dims):
@@ -136,7 +136,7 @@ def _rule(choice: Choice, number: int, name: str) -> tuple[ShardingRule, bool]:
     return ShardingRule(name, spec, reason, exact=True), is_expected
 
 
-def _described(choice: Choice, number: int, name: str) -> str:
+def _described(choice: SplitChoice, number: int, name: str) -> str:
     return f"{name} {tuple(choice.roles.size(dim) for dim in choice.roles.parameters[number])}"
 
 
@@ -149,7 +149,7 @@ def _fused_rule(found: FusedChoice, number: int, name: str) -> ShardingRule:
     return ShardingRule(name, spec, reason, exact=True, fused=fused)
 
 
-def _reason_split(choice: Choice, number: int, split: Split) -> str:
+def _reason_split(choice: SplitChoice, number: int, split: Split) -> str:
     roles = choice.roles
     counted = f"{roles.size(split.atoms)} {_noun(roles, number, split)}"
     if split.is_padded:
@@ -186,13 +186,13 @@ def _beside(roles: Roles, number: int, atom: int) -> Dim:
     return tuple(own)
 
 
-def _beside_residual(choice: Choice, product: Product) -> str:
+def _beside_residual(choice: SplitChoice, product: Product) -> str:
     """Say what a product reads that is not the residual stream."""
     read = _read(choice, product)
     return "" if read == _RESIDUAL else f" (reads {read})"
 
 
-def _read(choice: Choice, product: Product) -> str:
+def _read(choice: SplitChoice, product: Product) -> str:
     roles = choice.roles
     inputs = roles.flat(product.contracted)
     if any(atom in roles.residual for atom in inputs):
@@ -200,7 +200,7 @@ def _read(choice: Choice, product: Product) -> str:
     return f"{roles.size(inputs)} replicated inputs"
 
 
-def _packed(choice: Choice, dims: Dims) -> tuple[PartitionSpec, str, bool] | None:
+def _packed(choice: SplitChoice, dims: Dims) -> tuple[PartitionSpec, str, bool] | None:
     """Split a dim in equal pieces of which an inner atom is sharded elsewhere, not its first.
 
     A replicated kernel would not spare the exchange: XLA splits what it computes all the same.
@@ -234,11 +234,11 @@ def _what_is_packed(roles: Roles, dim: Dim, split: Split) -> tuple[str, str]:
     )
 
 
-def _whole(choice: Choice, number: int) -> tuple[PartitionSpec, str, bool]:
+def _whole(choice: SplitChoice, number: int) -> tuple[PartitionSpec, str, bool]:
     return PartitionSpec(), *_reason_whole(choice, number)
 
 
-def _reason_whole(choice: Choice, number: int) -> tuple[str, bool]:
+def _reason_whole(choice: SplitChoice, number: int) -> tuple[str, bool]:
     """Return why a parameter is replicated, and whether that is how it should be."""
     roles, dims = choice.roles, choice.roles.parameters[number]
     events = _events(roles, number)
@@ -256,7 +256,7 @@ def _reason_whole(choice: Choice, number: int) -> tuple[str, bool]:
     return _reason_beside(choice, dims), True
 
 
-def _reason_part(choice: Choice, dim: Dim) -> str:
+def _reason_part(choice: SplitChoice, dim: Dim) -> str:
     """Say why a dim is replicated of which a part is sharded elsewhere."""
     roles, num_shards = choice.roles, choice.num_shards
     split = next(choice.splits[atom] for atom in dim if atom in choice.splits)
@@ -266,7 +266,7 @@ def _reason_part(choice: Choice, dim: Dim) -> str:
     return f"replicated: {num_shards} model shards do not divide the {roles.size(dim)} it packs"
 
 
-def _reason_product(choice: Choice, number: int, product: Product) -> tuple[str, bool]:
+def _reason_product(choice: SplitChoice, number: int, product: Product) -> tuple[str, bool]:
     roles = choice.roles
     own = {atom for dim in roles.parameters[number] for atom in dim}
     outputs = [atom for atom in roles.flat(product.outputs) if atom in own]
@@ -280,7 +280,7 @@ def _reason_product(choice: Choice, number: int, product: Product) -> tuple[str,
     return f"replicated: reads {_read(choice, product)}, its output is {'; '.join(whys)}", is_small
 
 
-def _undivided(choice: Choice, heads: Sequence[int]) -> str:
+def _undivided(choice: SplitChoice, heads: Sequence[int]) -> str:
     """Say that the model shards do not divide the heads, and which numbers of shards would."""
     sizes = [choice.roles.size((atom,)) for atom in heads]
     fitting = {n for size in sizes for n in range(2, size + 1) if size % n == 0}
@@ -289,7 +289,7 @@ def _undivided(choice: Choice, heads: Sequence[int]) -> str:
     return f"{count} heads, which {choice.num_shards} model shards do not divide; {advice}"
 
 
-def _reason_table(choice: Choice, lookup: Lookup) -> tuple[str, bool]:
+def _reason_table(choice: SplitChoice, lookup: Lookup) -> tuple[str, bool]:
     if not lookup.by_tokens:
         return "replicated: its rows are selected by computed positions", True
     rows = choice.roles.atoms(lookup.rows)
@@ -298,7 +298,7 @@ def _reason_table(choice: Choice, lookup: Lookup) -> tuple[str, bool]:
     return reason, "small" in reason
 
 
-def _reason_beside(choice: Choice, dims: Dims) -> str:
+def _reason_beside(choice: SplitChoice, dims: Dims) -> str:
     whys = [why for dim in dims for atom in dim if (why := choice.why_whole(atom))]
     if not whys:
         return "replicated: combined with nothing that is sharded"

@@ -41,8 +41,8 @@ from redco_flow.engine.step.lora_dropout import KernelDropout, check_dropout
 from redco_flow.engine.step.lora_products import KernelProduct, has_masks
 from redco_flow.engine.step.lora_targets import (
     LETTERS,
+    LoraTarget,
     Parts,
-    Target,
     choose_kernels,
     find_kernels,
     kernels_of_experts,
@@ -279,7 +279,7 @@ class Lora:
 
     rank: int
     alpha: float
-    targets: tuple[Target, ...]
+    targets: tuple[LoraTarget, ...]
     rank_stabilized: bool = False
     dora: bool = False
     separate: bool = False
@@ -441,7 +441,7 @@ class Lora:
         scales = params[SCALES][path] if path in self.stored else None
         return _Value(leaf, own["a"], own["b"], scales, own.get("m"))
 
-    def _adapted(self, target: Target) -> _Adapted:
+    def _adapted(self, target: LoraTarget) -> _Adapted:
         scale = self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
         is_stacked = target.stack[:1] == (0,)
         stored = self.stored.get(target.path)
@@ -527,7 +527,7 @@ def _check_full(full: Sequence[str], params: Any) -> None:
         )
 
 
-def _quantization(dtype: BaseDtype, target: Target, shape: Sequence[int]) -> Quantization:
+def _quantization(dtype: BaseDtype, target: LoraTarget, shape: Sequence[int]) -> Quantization:
     if dtype == "int8":
         return EachOutput(target.inputs)
     position = target.inputs[-1]
@@ -535,7 +535,7 @@ def _quantization(dtype: BaseDtype, target: Target, shape: Sequence[int]) -> Qua
 
 
 def _factor_rules(
-    target: Target, kernel: ShardedParameter, *, has_magnitudes: bool
+    target: LoraTarget, kernel: ShardedParameter, *, has_magnitudes: bool
 ) -> list[ShardingRule]:
     axes = dict(enumerate(kernel.spec))
 
@@ -560,7 +560,9 @@ def _factor_rules(
     return rules
 
 
-def _rule_of_scales(stored: Quantization, target: Target, kernel: ShardedParameter) -> ShardingRule:
+def _rule_of_scales(
+    stored: Quantization, target: LoraTarget, kernel: ShardedParameter
+) -> ShardingRule:
     name = f"{SCALES}/{target.path}"
     if isinstance(stored, EachOutput):
         return _rule_of_outputs(name, target, kernel)
@@ -568,7 +570,7 @@ def _rule_of_scales(stored: Quantization, target: Target, kernel: ShardedParamet
     return ShardingRule(name, kernel.spec, why, exact=True, is_padded=True, fused=kernel.fused)
 
 
-def _rule_of_outputs(name: str, target: Target, kernel: ShardedParameter) -> ShardingRule:
+def _rule_of_outputs(name: str, target: LoraTarget, kernel: ShardedParameter) -> ShardingRule:
     """Of what has a kernel's dims without its inputs, such as magnitudes."""
     axes = dict(enumerate(kernel.spec))
     split = (

@@ -26,7 +26,7 @@ Parts = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Target:
+class LoraTarget:
     """A kernel with factors, and its dims' positions: A is (*stack, *inputs, R), B (*stack, R,
     *outputs), and DoRA's magnitudes have the kernel's dims without its inputs, in their order.
 
@@ -40,13 +40,13 @@ class Target:
     outputs: tuple[int, ...]
     parts: Parts | None = None
 
-    def separated(self, parts: Sequence[int]) -> Target:
+    def separated(self, parts: Sequence[int]) -> LoraTarget:
         """Return it with factors of its own for each part that some of its outputs number."""
         stack = tuple(sorted((*self.stack, *parts)))
         outputs = tuple(position for position in self.outputs if position not in parts)
         return replace(self, stack=stack, outputs=outputs)
 
-    def only(self, parts: Parts | None) -> Target:
+    def only(self, parts: Parts | None) -> LoraTarget:
         """Return it with factors for some parts alone; None: for the whole kernel."""
         if parts is None:
             return self
@@ -88,11 +88,11 @@ class Target:
 
 
 def choose_kernels(
-    kernels: Sequence[Target],
+    kernels: Sequence[LoraTarget],
     targets: str | None,
     named: Mapping[str, Parts | None],
     left_out: Callable[[], set[str]],
-) -> tuple[Target, ...]:
+) -> tuple[LoraTarget, ...]:
     """Return the kernels that get factors.
 
     Args:
@@ -119,7 +119,7 @@ def choose_kernels(
     )
 
 
-def kernels_of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
+def kernels_of_vocabularies(kernels: Sequence[LoraTarget], params: Any, roles: Roles) -> set[str]:
     """Paths of tables that tokens are looked up in, and of kernels with an output for each row."""
     leaves = [(join(path), leaf.shape) for path, leaf in named_leaves(params)]
     shapes, tables, sizes = dict(leaves), set(), set()
@@ -150,11 +150,11 @@ def _lookups(roles: Roles) -> Iterator[tuple[int, Lookup]]:
                 yield number, event
 
 
-def kernels_of_experts(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
+def kernels_of_experts(kernels: Sequence[LoraTarget], params: Any, roles: Roles) -> set[str]:
     """Paths of those that are stacked along more than layers and parts such as q, k and v."""
     numbers = {join(path): number for number, (path, _) in enumerate(named_leaves(params))}
 
-    def is_stacked_further(kernel: Target) -> bool:
+    def is_stacked_further(kernel: LoraTarget) -> bool:
         dims = roles.parameters[numbers[kernel.path]]
         return not all(
             roles.counts_layers(dims[at]) or roles.are_parts(dims[at]) for at in kernel.stack
@@ -163,7 +163,7 @@ def kernels_of_experts(kernels: Sequence[Target], params: Any, roles: Roles) -> 
     return {kernel.path for kernel in kernels if is_stacked_further(kernel)}
 
 
-def find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[Target]:
+def find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[LoraTarget]:
     """List the parameters that data is multiplied with, by what their first product does.
 
     Biases of experts are not among them.
@@ -171,7 +171,7 @@ def find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[Target]:
     leaves = named_leaves(params)
     paths = [join(path) for path, _ in leaves]
     biases = {number for number, (path, _) in enumerate(leaves) if is_bias(path)}
-    found: dict[int, Target] = {}
+    found: dict[int, LoraTarget] = {}
     for event in roles.events:
         if not isinstance(event, Product):
             continue
@@ -182,7 +182,7 @@ def find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[Target]:
             outer = tuple(position for position, dim in dims if dim and set(dim) <= made)
             stack = tuple(position for position, _ in dims if position not in (*inner, *outer))
             if inner and outer:
-                target = Target(paths[number], stack, inner, outer)
+                target = LoraTarget(paths[number], stack, inner, outer)
                 parts = [at for at in outer if roles.are_parts(roles.parameters[number][at])]
                 is_apart = separate and len(parts) < len(outer)
                 found[number] = target.separated(parts) if is_apart else target

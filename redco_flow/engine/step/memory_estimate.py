@@ -388,7 +388,7 @@ def _with_late_products(turns: list[_Turn]) -> list[_Turn]:
     for place, (_, found) in enumerate(turns):
         for number in found:
             readers.setdefault(number, place)
-    loops = list(accumulate(step.name in _LOOPS for step, _ in turns))
+    loops = list(accumulate(int(step.name in _LOOPS) for step, _ in turns))
     moved: list[list[_Turn]] = [[] for _ in turns]
     for place, (step, found) in enumerate(turns):
         reader = min((readers[one] for one in step.makes if one in readers), default=place + 1)

@@ -22,7 +22,7 @@ from typing import Any
 from redco_flow.errors import StageFailed
 from redco_flow.launch.processes import ATTEMPT_VARIABLE, RankInfo, kill_processes_of
 from redco_flow.launch.rank import supervise
-from redco_flow.launch.supervisor import Limits, parser_of
+from redco_flow.launch.supervisor import WorkerLimits, parser_of
 from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
@@ -186,7 +186,7 @@ def main(arguments: list[str]) -> int:
     return supervise(
         options.attempt,
         rank_info,
-        Limits(options.stall_seconds, options.grace_seconds),
+        WorkerLimits(options.stall_seconds, options.grace_seconds),
         seconds_to_end=options.walltime_seconds,
         heeds_cancel=attempt.cancel_path.exists(),  # `stop` may have missed the new runner.json
     )

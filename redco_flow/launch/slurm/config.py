@@ -32,7 +32,7 @@ from redco_flow.spec.model import (
 
 if TYPE_CHECKING:
     from redco_flow.launch.call import JobResources
-    from redco_flow.launch.slurm.limits import Request
+    from redco_flow.launch.slurm.limits import JobRequest
 
 _SHORT_OPTIONS = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
@@ -330,15 +330,15 @@ class Config(ExecutorConfig):
         changes = f"unless the site's {site.submit_plugins} changes the request"
         return [], [*notes, *(f"{'.'.join(path)}: {text} ({changes})" for path, text in problems)]
 
-    def request(self, resources: JobResources) -> Request:
+    def request(self, resources: JobResources) -> JobRequest:
         """Return a job's request with what chooses its limits; `options` come last, and win."""
-        from redco_flow.launch.slurm.limits import Request, parse_minutes
+        from redco_flow.launch.slurm.limits import JobRequest, parse_minutes
 
         given = self._given()
         if time := given.get("time"):
             resources = replace(resources, walltime_minutes=parse_minutes(time))
         unchecked = (_DECIDES[name] for name in given if name in _DECIDES)
-        return Request(
+        return JobRequest(
             resources,
             partition=given.get("partition") or self.partition or "",
             account=given.get("account") or self.account or "",

@@ -51,7 +51,7 @@ _OTHERS = "or choose another slurm.partition, slurm.qos or slurm.account"
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueueLimits:
     """The limits of one partition, QOS or association; None, or no entry, is no limit.
 
     Args:
@@ -74,7 +74,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """One job's request, and the names that choose its limits; "" is the site's default.
 
     Args:
@@ -105,13 +105,13 @@ class SiteLimits:
     max_array_size: int | None = None
     min_job_age: int | None = None
     has_accounting: bool = True
-    partitions: Mapping[str, Limits] = field(default_factory=dict)
+    partitions: Mapping[str, QueueLimits] = field(default_factory=dict)
     default_partition: str = ""
-    associations: Sequence[tuple[str, str, Limits]] = ()
-    qos: Mapping[str, Limits] = field(default_factory=dict)
+    associations: Sequence[tuple[str, str, QueueLimits]] = ()
+    qos: Mapping[str, QueueLimits] = field(default_factory=dict)
     submit_plugins: str = ""
 
-    def problems(self, request: Request) -> list[SettingProblem]:
+    def problems(self, request: JobRequest) -> list[SettingProblem]:
         """Return what keeps every job of this request from ever starting, by the setting.
 
         Where the job may use several partitions or associations, it needs one that takes it.
@@ -123,13 +123,13 @@ class SiteLimits:
         tried = [list(_problems(resources, request, chain)) for chain in self._chains(request)]
         return found + min(tried, key=len, default=[])
 
-    def max_submitted(self, request: Request) -> tuple[int, str] | None:
+    def max_submitted(self, request: JobRequest) -> tuple[int, str] | None:
         """Return how many jobs may be in the queue at once, and the limit's name."""
         lowest = [min(_submit_limits(chain), default=None) for chain in self._chains(request)]
         known = [one for one in lowest if one is not None]
         return max(known) if len(known) == len(lowest) else None
 
-    def array_size(self, request: Request) -> int | None:
+    def array_size(self, request: JobRequest) -> int | None:
         """Return how many tasks each of a stage's arrays may have; None: one array has them all.
 
         Where there are more than the limit of submitted jobs, an array has half of it, so that
@@ -143,7 +143,7 @@ class SiteLimits:
             sizes.append(max(1, submitted[0] // 2))
         return min(sizes, default=None)
 
-    def array_note(self, request: Request) -> str:
+    def array_note(self, request: JobRequest) -> str:
         """Return how many arrays a stage is submitted as; "" where it is one."""
         num_tasks, size = len(request.resources.shards), self.array_size(request)
         if size is None:
@@ -159,20 +159,20 @@ class SiteLimits:
             f"arrays, each as soon as there is room ({'; '.join(reasons)})"
         )
 
-    def _chains(self, request: Request) -> Iterator[list[Limits]]:
+    def _chains(self, request: JobRequest) -> Iterator[list[QueueLimits]]:
         """Yield the limits of each partition and association that the job may get.
 
         The partition is first; then those of which the first that defines a limit counts.
         """
         names = (request.partition or self.default_partition).split(",")
         for name in names:
-            partition = self.partitions.get(name, Limits(f"partition {name}"))
+            partition = self.partitions.get(name, QueueLimits(f"partition {name}"))
             owned = [
                 limits
                 for account, only, limits in self.associations
                 if (not request.account or account == request.account) and only in ("", name)
             ]
-            for association in owned or [Limits("association")]:
+            for association in owned or [QueueLimits("association")]:
                 # Of an association without a default, the controller alone knows the QOS.
                 own = self.qos.get(request.qos or association.qos)
                 chain = [self.qos.get(partition.qos), own]
@@ -181,7 +181,7 @@ class SiteLimits:
                 yield [partition, *(one for one in chain if one is not None), association]
 
 
-def _submit_limits(chain: Sequence[Limits]) -> Iterator[tuple[int, str]]:
+def _submit_limits(chain: Sequence[QueueLimits]) -> Iterator[tuple[int, str]]:
     """Yield each limit of submitted jobs where it is first defined."""
     seen = set()
     for limits in chain:
@@ -192,7 +192,7 @@ def _submit_limits(chain: Sequence[Limits]) -> Iterator[tuple[int, str]]:
 
 
 def _problems(
-    resources: JobResources, request: Request, chain: Sequence[Limits]
+    resources: JobResources, request: JobRequest, chain: Sequence[QueueLimits]
 ) -> Iterator[SettingProblem]:
     partition, *others = chain
     flags = frozenset().union(*(one.flags for one in others))
@@ -230,7 +230,10 @@ def _problems(
 
 
 def _time_problems(
-    resources: JobResources, partition: Limits, others: Sequence[Limits], flags: frozenset[str]
+    resources: JobResources,
+    partition: QueueLimits,
+    others: Sequence[QueueLimits],
+    flags: frozenset[str],
 ) -> Iterator[SettingProblem]:
     """The partition's limit counts besides the first of the others, but for a flag of the QOS."""
     first = next((one for one in others if one.minutes is not None), None)
@@ -313,13 +316,13 @@ def _columns(rows: Iterable[Sequence[str]], names: Sequence[str]) -> Iterator[di
     return (dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names))
 
 
-def _partition(values: Mapping[str, str]) -> Limits:
+def _partition(values: Mapping[str, str]) -> QueueLimits:
     per_node = {}
     for key, name in (("MaxCPUsPerNode", "cpu"), ("MaxMemPerNode", "mem")):
         if (most := _amount(name, values.get(key, ""))) is not None:
             per_node[name] = most
     qos = values.get("QoS", "N/A")
-    return Limits(
+    return QueueLimits(
         f"partition {values['PartitionName']}",
         minutes=parse_minutes(values.get("MaxTime", "")),
         max_nodes=_whole_number(values.get("MaxNodes", "")),
@@ -328,22 +331,22 @@ def _partition(values: Mapping[str, str]) -> Limits:
     )
 
 
-def _association(row: Mapping[str, str]) -> tuple[str, str, Limits]:
+def _association(row: Mapping[str, str]) -> tuple[str, str, QueueLimits]:
     place = f"the association of account {row['Account']}"
     limits = _accounting_limits(row, place, qos=row["DefaultQOS"])
     return row["Account"], row["Partition"], limits
 
 
-def _qos(row: Mapping[str, str]) -> Limits:
+def _qos(row: Mapping[str, str]) -> QueueLimits:
     return _accounting_limits(row, f"QOS {row['Name']}", flags=row["Flags"])
 
 
 def _accounting_limits(
     row: Mapping[str, str], place: str, *, flags: str = "", qos: str = ""
-) -> Limits:
+) -> QueueLimits:
     counts = {word: _whole_number(text) for word, text in row.items() if "SubmitJobs" in word}
     tres = {word: parse_tres(text) for word, text in row.items() if "TRES" in word}
-    return Limits(
+    return QueueLimits(
         place,
         minutes=parse_minutes(row["MaxWall"]),
         submit={word: count for word, count in counts.items() if count is not None},

@@ -66,7 +66,7 @@ def spread_diagonals(by_distance: jax.Array, num_queries: int, num_keys: int) ->
     return flat.reshape(num_heads, num_queries, length)[:, :, num_queries - 1 :]
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """A rectangle of the scores: its first query and key, and how many of each."""
 
     first_query: jax.Array
@@ -99,11 +99,11 @@ class VisibleKeys(NamedTuple):
         del num_queries
         return VisibleKeys(_padded(self.is_visible, num_keys))
 
-    def block(self, block: Block) -> jax.Array:
+    def block(self, block: ScoreBlock) -> jax.Array:
         """Return (B, 1, 1, M) of a block."""
         return VisibleKeys(self.visible(block)).whole()
 
-    def visible(self, block: Block) -> jax.Array:
+    def visible(self, block: ScoreBlock) -> jax.Array:
         """Return (B, M) of a block's keys; 0 is hidden."""
         return _part(self.is_visible, block.first_key, block.num_keys)
 
@@ -127,11 +127,11 @@ class SameDocument(NamedTuple):
         """Return it for longer sequences."""
         return SameDocument(_padded(self.queries, num_queries), _padded(self.keys, num_keys))
 
-    def block(self, block: Block) -> jax.Array:
+    def block(self, block: ScoreBlock) -> jax.Array:
         """Return (B, 1, Q, M) of a block."""
         return SameDocument(*self.segments(block)).whole()
 
-    def segments(self, block: Block) -> tuple[jax.Array, jax.Array]:
+    def segments(self, block: ScoreBlock) -> tuple[jax.Array, jax.Array]:
         """Return which document each of a block's queries (B, Q) and keys (B, M) belongs to."""
         queries = _part(self.queries, block.first_query, block.num_queries)
         return queries, _part(self.keys, block.first_key, block.num_keys)
@@ -165,7 +165,7 @@ class ByDistance:
         values = jnp.pad(self.values, ((0, 0), (before, after)))
         return ByDistance(values, num_queries)
 
-    def block(self, block: Block) -> jax.Array:
+    def block(self, block: ScoreBlock) -> jax.Array:
         """Return (1, H, Q, M) of a block."""
         first = block.first_key - block.first_query - block.num_queries + self.num_queries
         length = block.num_queries + block.num_keys - 1

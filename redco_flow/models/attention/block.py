@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from redco_flow.engine.random import keep_factors
-from redco_flow.models.attention.bias import Block, ByDistance, Hiding
+from redco_flow.models.attention.bias import ByDistance, Hiding, ScoreBlock
 from redco_flow.models.attention.grouped import cap
 from redco_flow.models.numerics import attention_mask_bias, wide_einsum
 
@@ -135,7 +135,7 @@ def safe(normaliser: jax.Array) -> jax.Array:
     return jnp.where(normaliser > 0, normaliser, 1.0)
 
 
-def is_needed(scoring: Scoring, shared: Shared, block: Block) -> jax.Array:
+def is_needed(scoring: Scoring, shared: Shared, block: ScoreBlock) -> jax.Array:
     """Say whether any query of a block may see any of its keys."""
     needed = block.first_key < scoring.num_keys
     if scoring.is_causal:
@@ -149,7 +149,7 @@ def is_needed(scoring: Scoring, shared: Shared, block: Block) -> jax.Array:
 def absorb(
     scoring: Scoring,
     shared: Shared,
-    block: Block,
+    block: ScoreBlock,
     query: jax.Array,
     running: Running,
     key: jax.Array,
@@ -171,7 +171,7 @@ def absorb(
 def pull_back(
     scoring: Scoring,
     shared: Shared,
-    block: Block,
+    block: ScoreBlock,
     query: jax.Array,
     result: Result,
     key: jax.Array,
@@ -199,7 +199,7 @@ def pull_back(
 def _scores(
     scoring: Scoring,
     shared: Shared,
-    block: Block,
+    block: ScoreBlock,
     query: jax.Array,
     key: jax.Array,
     learned: tuple[ByDistance, ...],
@@ -221,7 +221,7 @@ def _by_group(bias: jax.Array, num_groups: int) -> jax.Array:
     return bias.reshape(batch, min(num_heads, num_groups), -1, *rest)
 
 
-def _band(scoring: Scoring, shared: Shared, block: Block) -> jax.Array | None:
+def _band(scoring: Scoring, shared: Shared, block: ScoreBlock) -> jax.Array | None:
     """Return (Q, M): what lies neither in the future nor too far back; None: everything."""
     back = block.queries[:, None] - block.keys[None, :]
     visible = back >= 0 if scoring.is_causal else None
@@ -237,7 +237,7 @@ def _window(scoring: Scoring, shared: Shared) -> int | jax.Array | None:
 
 
 def _dropout_factors(
-    scoring: Scoring, shared: Shared, block: Block, num_groups: int, group_size: int
+    scoring: Scoring, shared: Shared, block: ScoreBlock, num_groups: int, group_size: int
 ) -> jax.Array | None:
     """Return 0 or 1 / (1 - rate) for each weight, (B, G, R, Q, M), as on one device."""
     keys, rate = shared.dropout_keys, scoring.dropout_rate

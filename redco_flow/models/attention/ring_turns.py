@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention import block as xla_block
 from redco_flow.models.attention import splash_block
-from redco_flow.models.attention.bias import Block, ByDistance
+from redco_flow.models.attention.bias import ByDistance, ScoreBlock
 from redco_flow.models.attention.block import (
     Gradients,
     Result,
@@ -244,9 +244,9 @@ def _pull_held(
 
 def _block(
     ring: Ring, shard: jax.Array, query_chunk: jax.Array, owner: jax.Array, key_chunk: jax.Array
-) -> Block:
+) -> ScoreBlock:
     """Return where a chunk of a shard's queries meets one of another shard's keys."""
-    return Block(
+    return ScoreBlock(
         first_query=ring.queries.first(shard, query_chunk),
         num_queries=ring.queries.chunk_length,
         first_key=ring.keys.first(owner, key_chunk),

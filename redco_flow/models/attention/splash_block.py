@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.attention.bias import Block, Hiding, SameDocument, VisibleKeys
+from redco_flow.models.attention.bias import Hiding, SameDocument, ScoreBlock, VisibleKeys
 from redco_flow.models.attention.block import (
     NEVER,
     Gradients,
@@ -38,7 +38,7 @@ _SEEN = -1e37
 def absorb(
     scoring: Scoring,
     shared: Shared,
-    block: Block,
+    block: ScoreBlock,
     query: jax.Array,
     running: Running,
     key: jax.Array,
@@ -66,7 +66,7 @@ def absorb(
 def pull_back(
     scoring: Scoring,
     shared: Shared,
-    block: Block,
+    block: ScoreBlock,
     query: jax.Array,
     result: Result,
     key: jax.Array,
@@ -95,7 +95,9 @@ def _by_head(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x.reshape(*x.shape[:2], -1, x.shape[-1]), 1, 2)
 
 
-def _by_window(scoring: Scoring, shared: Shared, block: Block, run: Callable[[_Call], Any]) -> Any:
+def _by_window(
+    scoring: Scoring, shared: Shared, block: ScoreBlock, run: Callable[[_Call], Any]
+) -> Any:
     """Run with the layer's window; where that is an array there is a kernel for each it may be."""
     segments = _segments(scoring, shared.hiding, block)
     calls = [
@@ -114,7 +116,7 @@ def _by_window(scoring: Scoring, shared: Shared, block: Block, run: Callable[[_C
     return jax.lax.switch(number, [partial(run, call) for call in calls])
 
 
-def _segments(scoring: Scoring, hiding: tuple[Hiding, ...], block: Block) -> Segments | None:
+def _segments(scoring: Scoring, hiding: tuple[Hiding, ...], block: ScoreBlock) -> Segments | None:
     """Return the segments that hide what rows hide, and keys that only fill up a sequence."""
     # Causal queries see no key behind the text's last one.
     if scoring.is_causal and not hiding:
@@ -167,7 +169,7 @@ class _Call(NamedTuple):
 
     visible: _Visible
     cap: float | None
-    block: Block
+    block: ScoreBlock
     segments: Segments | None
     is_interpreted: bool
 

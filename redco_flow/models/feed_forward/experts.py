@@ -132,7 +132,7 @@ class MixtureOfExperts(nn.Module):
         return outer + product(shares, self.wo_bias.astype(x.dtype)), router_logits
 
 
-class Choice(NamedTuple):
+class ExpertChoice(NamedTuple):
     """The experts that the router chose for each token.
 
     Attributes:
@@ -147,7 +147,7 @@ class Choice(NamedTuple):
 
 def choose_experts(
     config: MixtureConfig, router_logits: jax.Array, preferences: jax.Array | None = None
-) -> Choice:
+) -> ExpertChoice:
     """Choose by router logits (…, E), or where the routing is grouped by preferences (…, E)."""
     wide, routing = router_logits.astype(jnp.float32), config.routing
     if routing is None:
@@ -162,7 +162,7 @@ def choose_experts(
         total = jnp.sum(kept, axis=-1, keepdims=True)
         # Sigmoids may all be zero, other than probabilities.
         kept = kept / (total if routing is None else total + 1e-20)
-    return Choice(experts, kept if routing is None else kept * routing.scale)
+    return ExpertChoice(experts, kept if routing is None else kept * routing.scale)
 
 
 def _in_best_groups(routing: GroupedRouting, preferences: jax.Array) -> jax.Array:
@@ -217,7 +217,7 @@ def _activated(config: MixtureConfig, projected: jax.Array) -> jax.Array:
 def _mix_chosen(
     config: MixtureConfig,
     x: jax.Array,
-    choice: Choice,
+    choice: ExpertChoice,
     wi: jax.Array,
     wo: jax.Array,
     wi_bias: jax.Array | None,
@@ -240,7 +240,7 @@ def _mix_chosen(
 def _mix_every(
     config: MixtureConfig,
     x: jax.Array,
-    choice: Choice,
+    choice: ExpertChoice,
     wi: jax.Array,
     wo: jax.Array,
     wi_bias: jax.Array | None,

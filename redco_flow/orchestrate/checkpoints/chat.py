@@ -38,11 +38,11 @@ class ProcessDied(CannotConverse):
     """The process with the model ended without an answer: its log may say why."""
 
 
-class Chat:
+class ChatProcess:
     """A checkpoint that answers, for as long as this context lasts.
 
     Args:
-        request: `conversation.Request` as JSON.
+        request: `conversation.ChatRequest` as JSON.
         log: takes what the process says besides; a file's descriptor.
 
     Attributes:
@@ -173,7 +173,7 @@ def find_model(workspace: Workspace, text: str) -> Artifact | Path:
 
 
 def conversing(model: Artifact | Path) -> dict[str, Any]:
-    """Return the fields of `conversation.Request` that name a model.
+    """Return the fields of `conversation.ChatRequest` that name a model.
 
     Raises:
         UsageError: a published model is not read here, or does not converse.

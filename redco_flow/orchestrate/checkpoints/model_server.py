@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from redco_flow.orchestrate.checkpoints.chat import CannotConverse, Chat, ProcessDied
+from redco_flow.orchestrate.checkpoints.chat import CannotConverse, ChatProcess, ProcessDied
 from redco_flow.orchestrate.http_server import LOOPBACK, BadRequest, HttpServer, RequestHandler
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
@@ -147,7 +147,7 @@ class Completions:
         names: the model's names in requests; responses have the first.
     """
 
-    def __init__(self, chat: Chat, names: Sequence[str]) -> None:
+    def __init__(self, chat: ChatProcess, names: Sequence[str]) -> None:
         self._chat, self._names = chat, names
 
     def models(self, name: str = "") -> dict[str, Any] | None:
@@ -220,7 +220,7 @@ class _Response:
         return {**self._common, "choices": choices, "usage": _usage(found)}
 
     def events(
-        self, chat: Chat, questions: Sequence[Mapping[str, Any]], *, with_usage: bool
+        self, chat: ChatProcess, questions: Sequence[Mapping[str, Any]], *, with_usage: bool
     ) -> Events:
         """Yield each piece of an answer as an event, and its end as another."""
         common = dict(self._common)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.call import Call, InputReference, JobResources, Staging, write_call
+from redco_flow.launch.call import Call, InputReference, JobResources, JobStaging, write_call
 from redco_flow.orchestrate.run.cancel import RunContext
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.plan import output_id
@@ -105,7 +105,7 @@ def _call(
         environment=sorted(profile.environment),
         resources=resources,
         missing_gpus=profile.missing_gpus,
-        staging=Staging(**profile.staging.model_dump()) if profile.staging else None,
+        staging=JobStaging(**profile.staging.model_dump()) if profile.staging else None,
         num_shards=num_shards,
     )
 

@@ -23,7 +23,7 @@ from redco_flow.tracking.sweep_directory import RungDecision, SweepDirectory
 _SECONDS_TO_STOP = 60.0
 
 
-class EarlyStopping:
+class SweepEarlyStopping:
     """Early stopping of one sweep.
 
     Args:

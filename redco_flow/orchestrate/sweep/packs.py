@@ -20,7 +20,7 @@ from redco_flow.orchestrate.run.ahead import SweepQueue
 from redco_flow.orchestrate.run.cancel import Log, has_ended
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.ingredients import Sources
-from redco_flow.orchestrate.sweep.submission import SweptRun, resolve_lost_ids, take_runs
+from redco_flow.orchestrate.sweep.submission import HeldPoint, resolve_lost_ids, take_runs
 from redco_flow.records import read_json, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
@@ -98,7 +98,7 @@ class Packs:
     def _submit_next(self) -> None:
         """Submit the next pack, and the jobs that its points share with those of other packs."""
         pack: list[AttemptDirectory] = []
-        points: list[SweptRun] = []
+        points: list[HeldPoint] = []
         num_packed = 0
         with ExitStack() as leases:
             while self._left and num_packed < self._size and not self._refused:
@@ -129,7 +129,7 @@ class Packs:
             self._unsubmitted, text = job, job.status().message
         self._log(f"pack {job.paths.folder.name} (points: {num_packed}) {text}")
 
-    def _open_next(self, number: int, leases: ExitStack) -> deque[SweptRun]:
+    def _open_next(self, number: int, leases: ExitStack) -> deque[HeldPoint]:
         """Take the next runs; those whose jobs' ids were lost are looked up together."""
         runs = [self._left.popleft() for _ in range(min(number, len(self._left)))]
         self._its_runs += runs
@@ -138,7 +138,7 @@ class Packs:
         resolve_lost_ids(self._sweep, found, self._driver)
         return found
 
-    def _collect(self, point: SweptRun, pack: list[AttemptDirectory]) -> bool:
+    def _collect(self, point: HeldPoint, pack: list[AttemptDirectory]) -> bool:
         """Have the pack run a point's stages, and submit the others; return whether it has some."""
         num_before = len(pack)
         packed = self._packed[point.run.id]
@@ -151,7 +151,7 @@ class Packs:
             self._note_queued(jobs)
         return len(pack) > num_before
 
-    def _submit_pack(self, points: Sequence[SweptRun], pack: list[AttemptDirectory]) -> CallJob:
+    def _submit_pack(self, points: Sequence[HeldPoint], pack: list[AttemptDirectory]) -> CallJob:
         context = points[0].session.context
         profile = context.profile_of(pack[0].stage)
         paths = {str(one.path) for one in pack}

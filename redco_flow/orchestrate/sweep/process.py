@@ -24,7 +24,7 @@ from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.orchestrator import run_and_exit
 from redco_flow.orchestrate.sweep.control import request_cancel
-from redco_flow.orchestrate.sweep.early_stopping import EarlyStopping
+from redco_flow.orchestrate.sweep.early_stopping import SweepEarlyStopping
 from redco_flow.orchestrate.sweep.packs import Packs
 from redco_flow.orchestrate.sweep.search import PointMaker
 from redco_flow.orchestrate.sweep.submission import PointJobs, submit_points
@@ -68,7 +68,7 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
     left = [run for run in sweep.runs if not has_ended(run)]
     elsewhere = [run for run in left if find_holder(run) is not None]
     waiting = [run for run in left if run not in elsewhere]
-    early = EarlyStopping(sweep, _log) if sweep.record.get("early_stopping") else None
+    early = SweepEarlyStopping(sweep, _log) if sweep.record.get("early_stopping") else None
     if early is not None:
         for run in {*sweep.runs} - {*waiting}:
             early.watch(run)

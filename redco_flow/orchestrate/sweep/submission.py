@@ -75,7 +75,7 @@ class PointJobs:
 
 
 @dataclass(frozen=True)
-class SweptRun:
+class HeldPoint:
     """One point of a sweep, whose run's lease is held here.
 
     Args:
@@ -131,7 +131,7 @@ def submit_points(
 
 def take_runs(
     runs: Sequence[RunDirectory], leases: ExitStack, sources: Sources, log: Log
-) -> Iterator[SweptRun]:
+) -> Iterator[HeldPoint]:
     """Take the leases of runs and open them; those that cannot be are in the log.
 
     Args:
@@ -150,7 +150,7 @@ def take_runs(
 
 
 def _submit_in_order(
-    sweep: SweepDirectory, points: Sequence[SweptRun], log: Log, driver: Driver
+    sweep: SweepDirectory, points: Sequence[HeldPoint], log: Log, driver: Driver
 ) -> None:
     """Submit one point after the other; stop early where the sweep is cancelled."""
     num_at_once = sweep.record["max_parallel"]
@@ -169,13 +169,13 @@ def _submit_in_order(
             before.append(jobs)
 
 
-def _open_point(run: RunDirectory, sources: Sources) -> SweptRun:
+def _open_point(run: RunDirectory, sources: Sources) -> HeldPoint:
     session = open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)
     context = session.context
-    return SweptRun(session, work_keys(context.pipeline, context.workspace, sources))
+    return HeldPoint(session, work_keys(context.pipeline, context.workspace, sources))
 
 
-def resolve_lost_ids(sweep: SweepDirectory, points: Iterable[SweptRun], driver: Driver) -> None:
+def resolve_lost_ids(sweep: SweepDirectory, points: Iterable[HeldPoint], driver: Driver) -> None:
     """Find jobs whose ids were lost by their names, all at once.
 
     An attempt that the cluster never got is recorded so, and is submitted again.

@@ -43,11 +43,11 @@ class DiffusionTransformer(nn.Module):
         s = self.settings
         self.captions = CaptionEncoder(s)
         self.no_caption = self.param("no_caption", _INIT, (s.width,))
-        self.time_mlp = Mlp(s.width, s.width, nn.silu)
+        self.time_mlp = DenoiserMlp(s.width, s.width, nn.silu)
         num_patches = (s.image_size // s.patch_size) ** 2
         self.positions = self.param("positions", _INIT, (num_patches, s.width))
         self.patches = nn.Dense(s.width)
-        self.layers = [Layer(s) for _ in range(s.num_layers)]
+        self.layers = [DenoiserLayer(s) for _ in range(s.num_layers)]
         self.last_modulation = nn.DenseGeneral((2, s.width), kernel_init=_ZEROS)
         self.pixels = nn.Dense(s.patch_size**2 * s.num_channels, kernel_init=_ZEROS)
 
@@ -92,13 +92,13 @@ class CaptionEncoder(nn.Module):
         x = table[words].sum(axis=2) + positions
         mask = nn.make_attention_mask(jnp.ones_like(is_word), is_word)
         x = x + nn.MultiHeadDotProductAttention(s.num_heads)(nn.LayerNorm()(x), mask=mask)
-        x = x + Mlp(2 * s.width, s.width, nn.gelu)(nn.LayerNorm()(x))
+        x = x + DenoiserMlp(2 * s.width, s.width, nn.gelu)(nn.LayerNorm()(x))
         summed = jnp.sum(x * is_word[..., None], axis=1)
         num_words = jnp.maximum(is_word.sum(axis=1, keepdims=True), 1)
         return nn.Dense(s.width)(nn.LayerNorm()(summed / num_words))
 
 
-class Layer(nn.Module):
+class DenoiserLayer(nn.Module):
     """Attention over patches and a feed-forward block, modulated by the condition (B, D)."""
 
     settings: Settings
@@ -112,10 +112,10 @@ class Layer(nn.Module):
         attended = nn.MultiHeadDotProductAttention(s.num_heads)(modulate(x, shift, scale))
         x = x + gate * attended
         shift, scale, gate = others
-        return x + gate * Mlp(4 * s.width, s.width, nn.gelu)(modulate(x, shift, scale))
+        return x + gate * DenoiserMlp(4 * s.width, s.width, nn.gelu)(modulate(x, shift, scale))
 
 
-class Mlp(nn.Module):
+class DenoiserMlp(nn.Module):
     """Two products with an activation between."""
 
     hidden: int

@@ -31,7 +31,7 @@ _OTHER_WEIGHTS = (".bin", ".h5", ".msgpack", ".ot", ".gguf")
 
 
 @dataclass(frozen=True)
-class HubReference:
+class HubName:
     """One name in a Config that the hub, or a local directory, answers to.
 
     Args:
@@ -121,7 +121,7 @@ class HubReference:
             raise HubError(str(error)) from error
 
 
-def hub_references(config: StageConfig) -> Iterator[HubReference]:
+def hub_references(config: StageConfig) -> Iterator[HubName]:
     """Yield what a stage's `model` and `data` sections name, local directories of models too."""
     data = getattr(config, "data", None)
     own_tokenizer = data.tokenizer if isinstance(data, DataSection) else None
@@ -136,7 +136,7 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
             files = model_files(model)
         elif is_local and isinstance(data, DataSection) and own_tokenizer is None:
             files = tokenizer_files(model, data)
-        yield HubReference(
+        yield HubName(
             (section,),
             "name_or_path",
             "model",
@@ -152,7 +152,7 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
         )
     if own_tokenizer is not None and (name := own_tokenizer.name_or_path) is not None:
         is_local = _is_local(name)
-        yield HubReference(
+        yield HubName(
             ("data", "tokenizer"),
             "name_or_path",
             "model",
@@ -163,7 +163,7 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
             files=tuple(files_of_tokenizer(name)) if is_local else (),
         )
     if isinstance(data, DataSection) and (dataset := hub_dataset(data)) is not None:
-        yield HubReference(("data",), "dataset", "dataset", dataset, data.revision, data=data)
+        yield HubName(("data",), "dataset", "dataset", dataset, data.revision, data=data)
 
 
 def _has_tokenizer(recipe: str) -> bool:

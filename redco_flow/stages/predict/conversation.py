@@ -1,7 +1,7 @@
 """Answer a conversation turn by turn with a checkpoint, in a process of its own.
 
 `python -m redco_flow.stages.predict.conversation` reads lines of JSON from standard input and
-writes one for each: first a `Request`, answered by a `Ready`, then a `Question`, answered by an
+writes one for each: first a `ChatRequest`, answered by a `Ready`, then a `Question`, answered by an
 `Answer`, before which there may be `Piece`s; or {"error": …}. The line `enough` ends the answer
 that is generated. It ends with its input. Whatever else is printed goes to standard error.
 """
@@ -60,7 +60,7 @@ _SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
 
 
 @dataclass(frozen=True)
-class Request:
+class ChatRequest:
     """The checkpoint and the settings of a conversation.
 
     Args:
@@ -94,8 +94,8 @@ class Question:
     Args:
         messages: a conversation that ends with a question.
         prompt: a text, instead of a conversation.
-        changes: fields of the `Request` with other values for this question alone; draws with the
-            same `seed` are the same, and without one each question has other draws.
+        changes: fields of the `ChatRequest` with other values for this question alone; draws with
+            the same `seed` are the same, and without one each question has other draws.
         stop: strings of which the first that the answer has ends it, and is left out.
         in_pieces: whether `Piece`s are written as they are generated.
         checks_alone: nothing is generated: the answer is empty, or the error that there would be.
@@ -168,7 +168,7 @@ class Conversant:
         CheckpointError: it is damaged.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ChatRequest) -> None:
         self._request = request
         self._folder = tempfile.TemporaryDirectory(prefix="redco-flow-chat-")
         self._checkpoint, tokenizer = _load(request, Path(self._folder.name))
@@ -268,7 +268,7 @@ class Conversant:
             width *= 2
         return min(width, room)
 
-    def _predictor(self, width: int, request: Request, *, reads_tokens: bool) -> Predictor:
+    def _predictor(self, width: int, request: ChatRequest, *, reads_tokens: bool) -> Predictor:
         sampling = None
         if request.temperature is not None:
             sampling = RandomChoice(request.temperature, request.top_k, request.top_p)
@@ -295,7 +295,7 @@ class Conversant:
         return self._checkpoint.build_recipe(width, 2, recipe=_RECIPE)
 
 
-def _load(request: Request, folder: Path) -> tuple[TrainedModel, Path]:
+def _load(request: ChatRequest, folder: Path) -> tuple[TrainedModel, Path]:
     """Return the model, and the directory of its tokenizer; that of a published one is `folder`."""
     path = Path(request.checkpoint)
     if request.dtype is None:
@@ -407,7 +407,7 @@ def main(lines: Iterable[str], answers: TextIO) -> None:
     def answered(line: str, turn: int) -> Ready | Answer:
         nonlocal conversant
         if conversant is None:
-            conversant = Conversant(Request(**json.loads(line)))
+            conversant = Conversant(ChatRequest(**json.loads(line)))
             return conversant.ready
         question = Question(**json.loads(line))
         return conversant.answer(question, turn, enough, lambda piece: write(Piece(piece)))

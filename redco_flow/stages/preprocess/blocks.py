@@ -47,7 +47,7 @@ class BlockFile:
 
 
 @dataclass(frozen=True)
-class Block:
+class EncodedBlock:
     """A block's record.
 
     Args:
@@ -85,11 +85,11 @@ class BlockStore:
         sync(self._root / folder)
         return file
 
-    def commit(self, number: int, block: Block) -> None:
+    def commit(self, number: int, block: EncodedBlock) -> None:
         """Write a block's record: from here on it is there."""
         write_json(self._record_path(number), asdict(block))
 
-    def read(self, number: int) -> Block:
+    def read(self, number: int) -> EncodedBlock:
         """Return a block's record.
 
         Raises:
@@ -97,7 +97,7 @@ class BlockStore:
         """
         record = read_json(self._record_path(number))
         files = tuple(BlockFile(**file) for file in record["files"])
-        return Block(files, record["counts"], record["unusable"])
+        return EncodedBlock(files, record["counts"], record["unusable"])
 
     def is_there(self, number: int) -> bool:
         """Tell whether a block has its record and its files, as long as they were."""
@@ -254,6 +254,6 @@ class BlockWriters:
             for (folder, split), (path, _) in sorted(block.files.items())
         )
         unusable = dict(sorted(block.unusable.items()))
-        self._store.commit(number, Block(files, block.counts.by_split(), unusable))
+        self._store.commit(number, EncodedBlock(files, block.counts.by_split(), unusable))
         del self._open[number]
         self.committed.add(number)

@@ -235,7 +235,7 @@ class Encoded:
     unusable: Sequence[tuple[str, str, str]] = ()
 
 
-class Encoder(Protocol):
+class ExampleEncoder(Protocol):
     """Makes a recipe's examples from rows."""
 
     @property

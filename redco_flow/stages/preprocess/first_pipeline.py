@@ -21,7 +21,7 @@ from redco_flow.spec.data_files import missing_file
 from redco_flow.spec.interpolation import escape
 from redco_flow.spec.names import listed, nearest, shown, shown_path
 from redco_flow.stages.preprocess.recognition import (
-    Head,
+    FirstRows,
     Recognised,
     columns_of,
     left_out,
@@ -50,7 +50,7 @@ class _Choice:
     """
 
     found: Recognised
-    head: Head
+    head: FirstRows
     model: str
     billions: float
     num_gpus: int

@@ -24,13 +24,13 @@ from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.blocks import (
     DATASET,
     HELD_BACK,
-    Block,
     BlockFile,
     BlockStore,
+    EncodedBlock,
     SplitCounts,
 )
 from redco_flow.stages.preprocess.config import Config
-from redco_flow.stages.preprocess.encoding import Encoder, load_tokenizer
+from redco_flow.stages.preprocess.encoding import ExampleEncoder, load_tokenizer
 from redco_flow.stages.preprocess.labels import are_ordered, class_names, tell_missing_classes
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped, parts_of
 from redco_flow.stages.preprocess.texts import learnt_pieces, tell_learnt
@@ -58,7 +58,7 @@ class EncodedBlocks:
     bad_rows: BadRowLog
     unusable: BadRowLog
 
-    def bad_rows_of(self, blocks: Iterable[Block]) -> BadRowLog:
+    def bad_rows_of(self, blocks: Iterable[EncodedBlock]) -> BadRowLog:
         """Return the bad rows of all blocks; shown are those that this process found."""
         unusable = BadRowLog(self.bad_rows.policy, self.unusable.first)
         for block in blocks:
@@ -93,7 +93,7 @@ class DatasetJoin:
     context: StageContext
     config: Config
     store: BlockStore
-    encoder: Encoder
+    encoder: ExampleEncoder
 
     def join(self, encoded: EncodedBlocks) -> StageOutputs:
         """Return the dataset of all blocks.
@@ -210,7 +210,7 @@ def damaged(context: StageContext, store: BlockStore, numbers: Iterable[int]) ->
     return found
 
 
-def _files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
+def _files_of(blocks: Iterable[EncodedBlock], folder: str) -> dict[str, list[BlockFile]]:
     found: dict[str, list[BlockFile]] = {}
     for block in blocks:
         for file in block.files:
@@ -219,7 +219,7 @@ def _files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]
     return found
 
 
-def _summed(blocks: Iterable[Block]) -> SplitCounts:
+def _summed(blocks: Iterable[EncodedBlock]) -> SplitCounts:
     counts = SplitCounts()
     for block in blocks:
         for split, counted in block.counts.items():

@@ -58,7 +58,7 @@ _SHOWN_KINDS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Head:
+class FirstRows:
     """The first rows of the training split.
 
     Args:
@@ -85,7 +85,7 @@ class Recognised:
     by_name: frozenset[str]
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path) -> FirstRows:
     """Read the first rows.
 
     Raises:
@@ -120,7 +120,7 @@ def read_head(path: Path) -> Head:
             f"{path}: {num_rows} rows are too few to split off validation and test rows: "
             f"{_MIN_ROWS} are needed, or a folder with files train, validation and test."
         )
-    return Head(columns, num_rows, is_whole, splits, delimiter)
+    return FirstRows(columns, num_rows, is_whole, splits, delimiter)
 
 
 def _delimiter(data: DataSection) -> str | None:
@@ -162,7 +162,7 @@ def size_of(value: Any) -> int:
 
 
 def recognise(
-    path: Path, head: Head, recipe: str | None, columns: Sequence[str] | None
+    path: Path, head: FirstRows, recipe: str | None, columns: Sequence[str] | None
 ) -> Recognised:
     """Return the recipe that the columns fit best.
 
@@ -220,12 +220,12 @@ def _shown(values: Sequence[Any]) -> str:
     return f"{what}, {len(set(values)):,} different" if {"text", "number"} & kinds else what
 
 
-def left_out(head: Head, found: Recognised) -> list[str]:
+def left_out(head: FirstRows, found: Recognised) -> list[str]:
     """Return the columns of the file that the pipeline does not read."""
     return [name for name in head.columns if name not in found.names.values()]
 
 
-def _check_left_out(path: Path, head: Head, found: Recognised) -> None:
+def _check_left_out(path: Path, head: FirstRows, found: Recognised) -> None:
     """Refuse to leave out a column that may be a label, or a part of the input."""
     is_plain = list(found.names) == ["text_key"]
     target = list(found.fit.columns.values())[-1]

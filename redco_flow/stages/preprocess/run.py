@@ -20,9 +20,9 @@ from redco_flow.runtime.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRow, BadRowLog
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.batches import KeptPairs, RawRows
-from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
+from redco_flow.stages.preprocess.blocks import BlockStore, BlockWriters, EncodedBlock
 from redco_flow.stages.preprocess.config import Config
-from redco_flow.stages.preprocess.encoding import Encoder
+from redco_flow.stages.preprocess.encoding import ExampleEncoder
 from redco_flow.stages.preprocess.joined import DatasetJoin, EncodedBlocks, damaged
 from redco_flow.stages.preprocess.pairs import BlockSplit, PairBatch
 from redco_flow.stages.preprocess.rows import RowEncoder
@@ -58,7 +58,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
 
 def _encoder(
     context: StageContext, config: Config, store: BlockStore
-) -> tuple[Encoder, KeptPairs | None]:
+) -> tuple[ExampleEncoder, KeptPairs | None]:
     recipe = find_recipe(config.recipe)
     if isinstance(recipe, RowsRecipe):
         return RowEncoder(context, config, recipe, store), None
@@ -76,7 +76,7 @@ class _Blocks:
     context: StageContext
     config: Config
     store: BlockStore
-    encoder: Encoder
+    encoder: ExampleEncoder
     kept: KeptPairs | None
 
     def encode(self, is_wanted: Callable[[int], bool]) -> EncodedBlocks:
@@ -96,7 +96,7 @@ class _Blocks:
         written = set(writers.committed)
         for number in range(source.counts.num_blocks):
             if number not in written and is_wanted(number):  # it has no usable row
-                self.store.commit(number, Block((), {}))
+                self.store.commit(number, EncodedBlock((), {}))
                 written.add(number)
         return EncodedBlocks(source.counts, written, source.bad_rows, unusable)
 

@@ -11,7 +11,7 @@ from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.tracking.aliases import AliasName
-from redco_flow.tracking.promotion import Condition, Rule
+from redco_flow.tracking.promotion import Condition, PromotionRule
 
 INPUTS = {
     "checkpoint": InputSlot(kind="checkpoint", default_selector="last"),
@@ -77,7 +77,7 @@ def conclude(config: Config, finished: FinishedStage) -> str:
     request = PromotionRequest(
         checkpoint=ArtifactStore(finished.workspace).get(checkpoint_id),
         name=AliasName.parse(config.alias, finished.pipeline),
-        rule=Rule(
+        rule=PromotionRule(
             tuple(map(Condition.parse, config.conditions)), config.min_gain, config.confidence
         ),
         reason=config.reason or f"by stage {finished.result.stage} of run {finished.run}",

@@ -1,6 +1,6 @@
 """Answer `plan --fit` for one training, in a separate process, which imports JAX.
 
-`python -m redco_flow.stages.train.fit` reads a `Request` as JSON from standard input and writes
+`python -m redco_flow.stages.train.fit` reads a `FitRequest` as JSON from standard input and writes
 lines of JSON: any number of {"progress": …}, then {"fit": …}, as `fitting.fit` returns it, or
 {"error": …}. What compilers print goes to standard error.
 """
@@ -34,7 +34,7 @@ _SIGNAL_AT_PARENTS_DEATH = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
-class Request:
+class FitRequest:
     """One training to plan.
 
     Args:
@@ -80,7 +80,9 @@ def main() -> None:
     append_current_directory()
     try:
         _limit()
-        write("fit", _answer(Request(**json.load(sys.stdin)), lambda text: write("progress", text)))
+        write(
+            "fit", _answer(FitRequest(**json.load(sys.stdin)), lambda text: write("progress", text))
+        )
     except (RedcoFlowError, EngineError, OSError, ValueError) as error:
         write("error", " ".join(str(error).split()))
     except Exception as error:  # noqa: BLE001 (compilers raise their own)
@@ -88,7 +90,7 @@ def main() -> None:
         write("error", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
 
 
-def _answer(request: Request, progress: Any) -> dict[str, Any]:
+def _answer(request: FitRequest, progress: Any) -> dict[str, Any]:
     target = read_target(
         request.target, gpus_per_host=request.gpus_per_host, described=request.described
     )

@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
+class MeshTrial:
     """A candidate, and what its compilation says.
 
     Args:
@@ -103,8 +103,8 @@ def search_mesh(
     of_host: int,
     savings: Sequence[Saving],
     limit_bytes: int,
-    attempt: Callable[[Candidate], Trial],
-) -> Iterator[Trial]:
+    attempt: Callable[[Candidate], MeshTrial],
+) -> Iterator[MeshTrial]:
     """Yield each candidate, tried or refused; `best_of` chooses among them.
 
     Savings are in turn: the next one where no mesh fits with those before, and then, if it is of
@@ -118,11 +118,11 @@ def search_mesh(
         savings: the one that saves least first.
         limit_bytes: of a device's memory.
     """
-    trials: list[Trial] = []
+    trials: list[MeshTrial] = []
 
-    def tried(candidate: Candidate) -> Trial:
+    def tried(candidate: Candidate) -> MeshTrial:
         reason = _why_not(candidate, trials, limit_bytes, of_host)
-        trial = Trial(candidate, refusal=reason) if reason else attempt(candidate)
+        trial = MeshTrial(candidate, refusal=reason) if reason else attempt(candidate)
         trials.append(trial)
         return trial
 
@@ -152,7 +152,7 @@ def search_mesh(
         best = trial
 
 
-def best_of(trials: Sequence[Trial]) -> Trial | None:
+def best_of(trials: Sequence[MeshTrial]) -> MeshTrial | None:
     """Return the simplest of the fastest that fit; where none does, what needs least memory.
 
     An estimate is the best only where none was compiled. None: no bytes are known.
@@ -173,12 +173,14 @@ def _shards(candidate: Candidate) -> tuple[int, int]:
     return candidate.num_model_shards, candidate.fsdp
 
 
-def _seconds(trial: Trial) -> float:
+def _seconds(trial: MeshTrial) -> float:
     """Return the seconds of a step; infinite where it does not fit, or they are not known."""
     return trial.seconds if trial.fits and trial.seconds is not None else math.inf
 
 
-def _why_not(candidate: Candidate, trials: Sequence[Trial], limit_bytes: int, of_host: int) -> str:
+def _why_not(
+    candidate: Candidate, trials: Sequence[MeshTrial], limit_bytes: int, of_host: int
+) -> str:
     """Say by the compiled ones why a candidate need not be; empty where it is to be compiled."""
     compiled = [one for one in trials if one.used_bytes is not None and not one.is_estimate]
     remat = candidate.saving.remat
@@ -201,7 +203,7 @@ def _why_not(candidate: Candidate, trials: Sequence[Trial], limit_bytes: int, of
     return _beyond_slower(candidate, compiled, of_host)
 
 
-def _beyond_slower(candidate: Candidate, compiled: Sequence[Trial], of_host: int) -> str:
+def _beyond_slower(candidate: Candidate, compiled: Sequence[MeshTrial], of_host: int) -> str:
     """Say which number of shards, between a faster one and the candidate's, was slower."""
     model, fsdp = candidate.num_model_shards, candidate.fsdp
     by_model: dict[int, float] = {}

@@ -22,8 +22,8 @@ from redco_flow.stages.train.compiled_steps import (
 from redco_flow.stages.train.mesh_search import (
     AS_FAST,
     Candidate,
+    MeshTrial,
     Saving,
-    Trial,
     best_of,
     search_mesh,
 )
@@ -49,7 +49,7 @@ class MeshTrials:
         self._compiler = compiler
         self._progress = progress
         self._steps: dict[Candidate, CompiledStep] = {}
-        self._trials: list[Trial] = []
+        self._trials: list[MeshTrial] = []
         self._as_it_is: Candidate | None = None
         recipe, config = compiler.data.recipe, compiler.config
         self._written: dict[str, Any] = {
@@ -103,7 +103,7 @@ class MeshTrials:
             raise ValueError(f"no mesh can be compiled: {self._trials[0].refusal}")
         return self._steps[best.candidate] if not best.is_estimate else self._compile(best)
 
-    def _compile(self, trial: Trial) -> CompiledStep:
+    def _compile(self, trial: MeshTrial) -> CompiledStep:
         """Compile the best step where all were only estimated: no estimate alone refuses a run."""
         step = self._compiler.compile(self._steps[trial.candidate].plan)
         self._steps[trial.candidate] = step
@@ -133,7 +133,7 @@ class MeshTrials:
         shown.sort(key=lambda one: (one is not best, not one.fits, one.seconds or math.inf))
         return [self._row(one, best) for one in shown]
 
-    def attempt(self, candidate: Candidate) -> Trial:
+    def attempt(self, candidate: Candidate) -> MeshTrial:
         """Compile a candidate, once."""
         if candidate in self._steps:
             return self._trial(candidate, self._steps[candidate])
@@ -145,7 +145,7 @@ class MeshTrials:
             plan = self._compiler.plan(changes)
             step = self._compiler.compile_if_it_may_fit(plan)
         except (ValueError, jax.errors.JaxRuntimeError) as error:
-            return Trial(candidate, refusal=" ".join(str(error).split())[:_MOST_OF_REASON])
+            return MeshTrial(candidate, refusal=" ".join(str(error).split())[:_MOST_OF_REASON])
         self._steps[candidate] = step
         return self._trial(candidate, step)
 
@@ -167,10 +167,10 @@ class MeshTrials:
             found["per_device_batch_size"] = config.global_batch_size // shards
         return found
 
-    def _trial(self, candidate: Candidate, step: CompiledStep) -> Trial:
+    def _trial(self, candidate: Candidate, step: CompiledStep) -> MeshTrial:
         if step.memory is None:
             refusal = f"does not fit: {_too_large(step)}" if step.is_estimate else ""
-            return Trial(
+            return MeshTrial(
                 candidate,
                 step.used_bytes,
                 is_estimate=step.is_estimate,
@@ -189,7 +189,7 @@ class MeshTrials:
         # Two bytes in the forward pass, the backward pass, and what that computes again.
         kernels = 3 * 2 * step.plan.num_parameters / candidate.num_model_shards
         reading = kernels * step.plan.layout.num_micro / rate
-        return Trial(
+        return MeshTrial(
             candidate,
             step.used_bytes,
             seconds,
@@ -201,7 +201,7 @@ class MeshTrials:
             refusal,
         )
 
-    def _row(self, trial: Trial, best: Trial | None) -> dict[str, Any]:
+    def _row(self, trial: MeshTrial, best: MeshTrial | None) -> dict[str, Any]:
         candidate = trial.candidate
         try:
             changes = self._changes(candidate)
@@ -224,7 +224,7 @@ class MeshTrials:
         }
 
 
-def _reason(trial: Trial, best: Trial | None, limit_bytes: int) -> str:
+def _reason(trial: MeshTrial, best: MeshTrial | None, limit_bytes: int) -> str:
     """Say why a candidate is not the chosen one."""
     if trial.refusal or trial.used_bytes is None:
         return trial.refusal
