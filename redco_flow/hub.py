@@ -365,10 +365,11 @@ def other_weights(name: str, folder: Path, record: str) -> list[str]:
     weights = [one for one in files if any(fnmatch(one, each) for each in _WEIGHT_FILES)]
     others = [one for one in weights if one not in kept]
     adapter = read_json_if_present(folder / "adapter_config.json") or {}
-    if others and (record not in files or adapter.get("base_model_name_or_path") == name):
+    is_base = adapter.get("base_model_name_or_path") == name
+    if weights and (record not in files or is_base):
         raise HubError(
-            f"{name} holds another model ({', '.join(others[:3])}), which would be loaded in place "
-            "of this one: push to another repository, or delete these files there."
+            f"{name} holds another model ({', '.join(weights[:3])}): push to another repository, "
+            "or delete these files there."
         )
     return others
 

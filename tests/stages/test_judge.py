@@ -97,14 +97,19 @@ def test_judged_scores_have_bootstrap_intervals_as_others_have(bench):
     ("text", "same_as"),
     [("1,234.50", "1234.5"), ("$ 3", "3"), ("5 %", "5"), ("2/4", "0.5"), ("-7.", "-7"),
      ("1e3", "1000"), (".5", "0.50"), ("+4", "4"), ("007", "7"), ("\u22124", "-4"),
-     ("1 234 567", "1234567"), ("12,34,567", "1234567"), ("- 5", "-5"), ("1 / 4", ".25")],
+     ("1 234 567", "1234567"), ("12,34,567", "1234567"), ("- 5", "-5"), ("1 / 4", ".25"),
+     ("$18,", "18"), ("**12,345,678.90**", "12345678.9")],
 )  # fmt: skip
 def test_equal_numbers_are_one_however_they_are_written(text, same_as):
     assert normal_number(text) == normal_number(same_as) is not None
 
 
-@pytest.mark.parametrize("text", ["", "seven", "1/0", "1.2.3", "1e9999", "nan", "3 apples", "--1",
-                                  "3,5", "0,125", "3 5", "1,2345", "1,234 567"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ["", "seven", "1/0", "1.2.3", "1e9999", "nan", "3 apples", "--1", "3,5", "0,125", "3 5",
+     "1,2345", "1,234 567", ",5", "1\n200", "1" + 50_000 * " " + "2", "1 " + 20_000 * "11 " + "x"],
+    ids=lambda text: text[:9],
+)  # fmt: skip
 def test_what_is_no_number_is_none(text):
     assert normal_number(text) is None
 

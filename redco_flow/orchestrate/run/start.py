@@ -414,11 +414,12 @@ def _fork_process(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> 
     except BaseException:  # noqa: BLE001 (as an interpreter does)
         traceback.print_exc()
     finally:  # what the callers of this function would do next is their own process's
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        with suppress(OSError):
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
             sys.stderr.flush()
-        os._exit(code)
+        finally:
+            os._exit(code)
 
 
 def _be_program(words: Sequence[str], record: LaunchRecord, log: BinaryIO) -> int:

@@ -219,15 +219,16 @@ class _Rule:
         answer = self._answer(text)
         if answer is None:
             return Judged("no_answer", None)
-        wanted = {self._reference(str(reference)) for reference in line.references}
-        if None in wanted and not self._has_warned:
+        wanted = {one: self._reference(str(one)) for one in line.references}
+        others = [one for one, number in wanted.items() if number is None]
+        if others and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the reference %r is no number, and no answer equals it: give judge.extract, or "
-                "leave out 'compare: number'.",
-                line.references[0],
+                "the reference %r is no number: give judge.extract, or leave out "
+                "'compare: number'.",
+                others[0],
             )
-        return Judged("right" if answer in wanted else "wrong", answer)
+        return Judged("right" if answer in wanted.values() else "wrong", answer)
 
     def _reference(self, text: str) -> str | None:
         """Return what a reference answers: it may be the bare answer, without a match."""
@@ -293,10 +294,10 @@ def normal_number(text: str) -> str | None:
     Known are decimals, with an exponent, too, and quotients of them, with signs of currency and
     percent around, and thousands grouped by a comma, a space or an underscore.
     """
-    plain = normal_text(_SIGNS_AROUND.sub("", text)).replace("\N{MINUS SIGN}", "-")
-    plain = plain.lstrip(" ,_").rstrip(" ,_.")  # as in a sentence
-    if len(plain) > _LONGEST_NUMBER:
+    plain = _SIGNS_AROUND.sub("", text).replace("\N{MINUS SIGN}", "-").strip()
+    if len(plain) > _LONGEST_NUMBER or "\n" in plain:
         return None
+    plain = normal_text(plain).lstrip(" *").rstrip(" ,_.;:!*")  # as in a sentence
     plain = _SPACED_SIGN.sub(r"\1", plain)
     plain = _GROUPED.sub(lambda found: found[0].replace(found[1], ""), plain)
     found = _NUMBER.fullmatch(plain)
