@@ -41,7 +41,7 @@ import json, os, random, signal, sys, time, traceback
 from pathlib import Path
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.run import run
-from redco_flow.launch.call import Staging
+from redco_flow.launch.call import JobStaging
 from redco_flow.runtime.context import InputArtifact, StageContext
 from redco_flow.runtime.staging import staged
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -62,7 +62,7 @@ def run_attempt(folder, directory):
         attempt_dir=AttemptDirectory(directory),
     )
     disk = folder / "disk"
-    staging = Staging(str(disk), inputs=True, checkpoints=True) if disk.is_dir() else None
+    staging = JobStaging(str(disk), inputs=True, checkpoints=True) if disk.is_dir() else None
     with staged(context, staging):
         run(context, Config.from_json(settings))
 
