@@ -127,7 +127,7 @@ def test_decoding_reads_kernels_in_the_products_dtype_and_gives_the_same(decoder
     assert {name.rpartition("/")[2] for name in names if "norm" not in name} == {
         "gptj": {"lm_head_bias"},
         "gpt_oss": {"sinks", "router_bias"},
-    }[config.family]
+    }[config.model_type]
 
 
 @pytest.mark.parametrize("decoder", ["gpt_oss"], indirect=True)
