@@ -191,12 +191,15 @@ def test_what_is_frozen_and_the_momentum_take_half_the_memory_where_that_is_aske
     whole = plan_training(config_of(**lora), recipe, batch, 3)
     narrow = plan_training(config_of(mu_dtype="bfloat16"), recipe, batch, 3)
     wide = plan_training(config_of(), recipe, batch, 3)
+    moving = plan_training(config_of(optimizer="sgd"), recipe, batch, 3)
+    still = plan_training(config_of(optimizer="sgd", momentum=0.0), recipe, batch, 3)
 
     base = {x.dtype for x in jax.tree.leaves(plan.state["params"]["base"])}
     factors = {x.dtype for x in jax.tree.leaves(plan.state["params"]["lora"])}
     assert (base, factors) == ({jnp.dtype("bfloat16")}, {jnp.dtype("float32")})
     assert whole.bytes_per_device - plan.bytes_per_device == plan.model_rules.total_bytes
     assert wide.bytes_per_device - narrow.bytes_per_device == wide.model_rules.total_bytes / 2
+    assert moving.bytes_per_device - still.bytes_per_device == wide.model_rules.total_bytes
 
 
 def test_trained_parameters_take_half_the_memory_where_that_is_asked_for(tokenizer):
