@@ -95,11 +95,10 @@ _DEVICE_MEMORY_ADVICE = (
     "activations, lora, or the model split over more devices (num_model_shards)."
 )
 _DEVICE_MEMORY_MARKS = ("RESOURCE_EXHAUSTED", "Out of memory allocating", "CUDA out of memory")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # In the system's words too: not every library passes the number on.
 _DISK_MARKS = tuple(
-    mark
-    for number in (errno.ENOSPC, errno.EDQUOT)
-    for mark in (f"[Errno {number}]", os.strerror(number))
+    mark for number in _NO_SPACE for mark in (f"[Errno {number}]", os.strerror(number))
 )
 
 
@@ -164,10 +163,13 @@ def explain_exit(seen: WorkerExit, attempt: AttemptDirectory) -> tuple[Cause, st
         reason = error["message"] if error else "it was asked to"
         return Cause.CANCELLED, f"the worker stopped early: {reason}"
     if not error:
+        words = map(os.strerror, _NO_SPACE)
+        said = next((one for one in words if one.encode() in seen.last_output), "")
+        why = f", and its output says '{said}'" if said else ""
         return Cause.FAILED, (
-            f"the worker exited with code {seen.exit_code} and left no error record; see the "
-            f"end of the log."
-        )
+            f"the worker exited with code {seen.exit_code} and left no error record{why}; see the "
+            f"end of the log. {_advise('', said)[1]}"
+        ).rstrip()
     return explain_error(error)
 
 

@@ -30,8 +30,16 @@ def test_a_failure_without_an_error_record_points_at_the_log(attempt):
     cause, message = explain_exit(WorkerExit(EXIT_1), attempt)
 
     assert cause == "failed"
-    assert "code 1" in message
-    assert "log" in message
+    assert message.endswith("exited with code 1 and left no error record; see the end of the log.")
+
+
+def test_a_failure_whose_record_found_no_room_names_the_full_disk(attempt):
+    output = b"error.json cannot be written: [Errno 28] No space left on device"
+
+    _, message = explain_exit(WorkerExit(EXIT_1, last_output=output), attempt)
+
+    assert "its output says 'No space left on device'" in message
+    assert message.endswith("Free space on that disk, or choose another workspace.")
 
 
 @pytest.mark.parametrize(
