@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from redco_flow.bounded import within
@@ -366,15 +367,18 @@ def _record(schedule: Schedule, deployed: Deployed | None) -> dict[str, Any]:
 
 
 def _set_paused(options: argparse.Namespace, *, is_paused: bool) -> int:
+    from redco_flow.orchestrate.recurring.deployments import forget_missed
     from redco_flow.orchestrate.recurring.silence import watch_only_while
 
     directory = get_schedule(workspace_of(options), options.name)
 
     def change(client: Any, found: Any) -> None:
-        if not is_paused:
+        if found.paused and not is_paused:
             for one in found.schedules:  # it fires since then: what was due before is not missed
                 client.update_deployment_schedule(found.id, one.id, active=one.active)
         client.set_deployment_paused_state(found.id, is_paused)
+        if is_paused:
+            forget_missed(found.id, client)
         watch_only_while(directory.name, client, fires=not is_paused)
         directory.write(replace(directory.read(), is_paused=is_paused))
 
@@ -529,12 +533,15 @@ def _installed_variables() -> list[str]:
     home = [f"REDCO_FLOW_HOME={home_directory()}"] if os.environ.get("REDCO_FLOW_HOME") else []
     url = external_url()
     secrets = [name for name in _SECRET_VARIABLES if os.environ.get(name)]
+    has_password = "@" in urlsplit(url or "").netloc
+    if has_password:
+        secrets.append("PREFECT_API_URL")
     if url and secrets:
         sys.stderr.write(
             f"note: {', '.join(secrets)} must be set in the environment of the service, too; "
             "secrets are not written here\n"
         )
-    return [*home, *([f"PREFECT_API_URL={url}"] if url else [])]
+    return [*home, *([f"PREFECT_API_URL={url}"] if url and not has_password else [])]
 
 
 def _quoted(text: str) -> str:

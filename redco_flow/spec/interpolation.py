@@ -27,9 +27,12 @@ from redco_flow.spec.yaml import control_problem, read_scalar
 MAX_CHARACTERS = 1 << 20
 
 DATE_VARIABLE = "REDCO_FLOW_DATE"
-"""The environment variable of the moment that `${date:…}` means, ISO 8601; without it: now, in
-this machine's time zone. A schedule's firing sets it to when it was due, in the schedule's, whose
-name follows in brackets (RFC 9557): `2026-11-23T03:00:00+01:00[Europe/Berlin]`."""
+"""The environment variable of the moment that `${date:…}` means, ISO 8601; without it: now. A
+schedule's firing sets it to when it was due."""
+
+TIMEZONE_VARIABLE = "REDCO_FLOW_TIMEZONE"
+"""The environment variable of the time zone of that moment, such as Europe/Berlin; without it: the
+offset that is written there, or this machine's time zone. A schedule's firing sets it, too."""
 
 _WITHOUT_PATH = ("env:", "date:")
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
@@ -147,19 +150,30 @@ class _Interpolation:
 
     def _moment(self) -> datetime:
         """Return the current time, or the one that the environment gives for dates."""
+        zone = self._zone()
         given = self.environ.get(DATE_VARIABLE)
         if not given:
             from dateutil.tz import tzlocal
 
-            return datetime.now(tzlocal())
-        text, _, zone = given.partition("[")
+            return datetime.now(zone or tzlocal())
         try:
-            moment = datetime.fromisoformat(text)
-            return moment.astimezone(ZoneInfo(zone.removesuffix("]"))) if zone else moment
-        except (ValueError, KeyError) as error:  # KeyError: of ZoneInfo
+            moment = datetime.fromisoformat(given)
+        except ValueError as error:
             raise ValueError(
                 f"environment variable {DATE_VARIABLE} is no date: write 2026-11-23 or "
                 "2026-11-23T03:00:00+01:00"
+            ) from error
+        if zone is None:
+            return moment
+        return moment.astimezone(zone) if moment.tzinfo else moment.replace(tzinfo=zone)
+
+    def _zone(self) -> ZoneInfo | None:
+        name = self.environ.get(TIMEZONE_VARIABLE)
+        try:
+            return ZoneInfo(name) if name else None
+        except (ValueError, KeyError, OSError) as error:
+            raise ValueError(
+                f"environment variable {TIMEZONE_VARIABLE} is no time zone: write Europe/Berlin"
             ) from error
 
     def _environment_value(self, reference: str) -> Scalar:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from datetime import UTC, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import pytest
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.prefect.report import refuse_retries
 from redco_flow.orchestrate.recurring.deployments import (
+    MISSED_TAG,
     client_of,
     connect,
     deploy,
     due_dates,
     find_deployment,
+    read_flow_runs,
 )
 from redco_flow.orchestrate.recurring.flow_runs import FlowRuns
 from redco_flow.orchestrate.recurring.missed import make_up
@@ -178,6 +181,10 @@ def test_what_came_due_while_nothing_served_is_made_up_for_or_in_the_history(
             dates = due_dates(deployment, hour - a_day, hour + 9 * a_day, client)
             return sorted((date - hour).total_seconds() / 3600 for date in dates)
 
+        def keys():
+            flow_runs = read_flow_runs([deployment], client)
+            return {one.expected_start_time: one.idempotency_key for one in flow_runs}
+
         def serve_again(missed, first, last):
             parameters = client.read_deployment(deployment).parameters | {"missed": missed}
             client.update_deployment(deployment, DeploymentUpdate(parameters=parameters))
@@ -185,19 +192,72 @@ def test_what_came_due_while_nothing_served_is_made_up_for_or_in_the_history(
             make_up(directory, deployment, client, *period)
 
         wait_for(lambda: len(made()) == 3, seconds=300)
+        date, of_server = min(keys().items())
         serve_again("all", -20, 10)  # what came due before it was added is not of it
         every = made()
         serve_again("latest", 10, 115)
         serve_again("skip", 115, 120)
-        dates = made()
+        dates, made_up = made(), keys()
+        deploy(directory.read(), Workspace(tmp_path), client)
+        forgotten = made_up.keys() - keys().keys()
         client.delete_deployment(deployment)
 
     assert every == list(range(1, 11))
     assert dates == [*every, 115]
+    # By the server's own keys, no date has a second flow run, whoever makes it.
+    assert made_up == {one: of_server.replace(str(date), str(one)) for one in made_up}
+    assert forgotten >= {hour + k * an_hour for k in (*range(4, 11), 115)}  # it was changed
     assert [(one.due, one.reason.partition(" due")[0]) for one in directory.firings()] == [
         ((hour + 15 * an_hour).isoformat(), "nothing served: 100 or more"),
         ((hour + 116 * an_hour).isoformat(), "nothing served: 5"),
     ]
+
+
+LOOK = """
+import threading
+from redco_flow.orchestrate.recurring.deployments import client_of, connect
+from redco_flow.orchestrate.recurring.flow_runs import FlowRuns
+with client_of(api := connect()) as client:
+    FlowRuns(print, limit=3).attend(client, api)
+    for one in threading.enumerate():
+        if one.name.startswith("firing"):
+            one.join()
+"""
+
+
+def test_missed_firings_of_one_schedule_leave_places_and_end_when_it_is_paused(
+    prefect_server, tmp_path
+):
+    from prefect.states import Scheduled
+
+    workspace = Workspace(tmp_path)
+    of = {name: ScheduleDirectory.of(workspace, name) for name in ("first", "second", "paused")}
+    long_ago = datetime.now(UTC) - timedelta(days=1)
+    deployed = {}
+    with client_of(connect()) as client:
+        for name, directory in of.items():
+            schedule = Schedule(name, "dates.yaml", str(tmp_path), every="1w", missed="skip")
+            directory.write(replace(schedule, is_paused=name == "paused"))
+            deployed[name] = deploy(directory.read(), workspace, client)
+        for hours, name in enumerate(["paused", "first", "first", "first", "second"]):
+            state = Scheduled(scheduled_time=long_ago + timedelta(hours=hours))
+            tags = [] if name == "second" else [MISSED_TAG]
+            client.create_flow_run_from_deployment(deployed[name], state=state, tags=tags)
+
+        subprocess.run([sys.executable, "-c", LOOK], check=True)
+
+        waiting = {
+            name: sum(
+                MISSED_TAG in one.tags for one in read_flow_runs([key], client, ["SCHEDULED"])
+            )
+            for name, key in deployed.items()
+        }
+        for key in deployed.values():
+            client.delete_deployment(key)
+
+    firings = {name: [one.state for one in directory.firings()] for name, directory in of.items()}
+    assert firings == {"first": ["skipped"], "second": ["skipped"], "paused": []}
+    assert waiting == {"first": 2, "second": 0, "paused": 0}
 
 
 def test_a_schedule_that_cannot_be_watched_fires_and_stops_no_other(

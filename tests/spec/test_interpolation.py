@@ -73,9 +73,9 @@ def test_a_date_is_that_of_the_moment_that_the_environment_gives(written, value)
     ],
 )
 def test_hours_before_a_date_have_elapsed_and_days_are_those_of_the_calendar(before, value):
-    due = "2026-03-29T03:00:00+02:00[Europe/Berlin]"
+    due = {"REDCO_FLOW_DATE": "2026-03-29T03:00:00+02:00", "REDCO_FLOW_TIMEZONE": "Europe/Berlin"}
 
-    values, problems = filled(f"a: '${{date:%Y-%m-%d %H:%M %z,-{before}}}'", REDCO_FLOW_DATE=due)
+    values, problems = filled(f"a: '${{date:%Y-%m-%d %H:%M %z,-{before}}}'", **due)
 
     assert (values, problems) == ({"a": value}, [])
 
@@ -95,6 +95,8 @@ def test_a_date_is_this_machines_where_the_environment_gives_none():
         ("${date:%d,-1 day}", {}, "'1 day' is not an interval; write 90s, 30m, 6h, 1d or 2w"),
         ("${date:%d,-9999999d}", {}, "date value out of range"),
         ("${date:%d}", {"REDCO_FLOW_DATE": "Monday"}, "REDCO_FLOW_DATE is no date: write 2026-"),
+        ("${date:%d}", {"REDCO_FLOW_TIMEZONE": "Europe"}, "REDCO_FLOW_TIMEZONE is no time zone"),
+        ("${date:%d}", {"REDCO_FLOW_TIMEZONE": "x" * 999}, "REDCO_FLOW_TIMEZONE is no time zone"),
     ],
 )
 def test_a_date_that_cannot_be_told_is_a_mistake_with_its_place(text, environ, message):

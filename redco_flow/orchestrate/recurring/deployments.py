@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -42,7 +42,7 @@ from redco_flow.orchestrate.prefect.server import (
 from redco_flow.orchestrate.recurring.firing import Firer, Terms
 from redco_flow.orchestrate.recurring.silence import forget_silence
 from redco_flow.spec.find import find_file
-from redco_flow.spec.interpolation import DATE_VARIABLE
+from redco_flow.spec.interpolation import DATE_VARIABLE, TIMEZONE_VARIABLE
 from redco_flow.spec.schedule import (
     ScheduleSection,
     checked_rule,
@@ -62,7 +62,11 @@ POOL = f"redco-flow-{user_name()}"  # no worker of another user starts our proce
 _FORMER_POOL = "redco-flow"
 MAX_FIRINGS = 10
 """Firings at once if `serve --limit` is not given; the run of each has a process of 110 MiB."""
+MISSED_TAG = "missed"
+"""The tag of flow runs of missed firings."""
+
 _TAG = "redco-flow-schedule"
+_PAGE = 200  # flow runs that the server lists at once
 _SLUG = "redco-flow"
 
 
@@ -150,9 +154,10 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
     when = DeploymentScheduleCreate(schedule=_prefect_schedule(schedule), slug=_SLUG)
     forget_deleted(prefect_directory(), schedule.name)
     make_pool(client)
-    forget_silence(
-        schedule.name, client
-    )  # that it was silent for long says nothing of what it becomes
+    # What it missed, and that it was silent for long, says nothing of what it becomes.
+    forget_silence(schedule.name, client)
+    if found is not None:
+        forget_missed(found.id, client)
     flow_file = find_file("flows", "flows/recurring.py").absolute()
     return client.create_deployment(
         client.create_flow_from_name(FLOW),
@@ -211,13 +216,18 @@ def move_to_pool(found: DeploymentResponse, client: SyncPrefectClient) -> None:
         client.update_deployment(found.id, DeploymentUpdate(work_pool_name=POOL))
 
 
+def fires(found: DeploymentResponse) -> bool:
+    """Whether a deployment is neither paused nor are all its schedules switched off."""
+    return not found.paused and any(one.active for one in found.schedules)
+
+
 def describe(found: DeploymentResponse, api: PrefectApi) -> Deployed:
     """Return what the server says of a schedule, edited or not."""
     active = [one for one in found.schedules if one.active]
     dates = asyncio.run(_next_dates([one.schedule for one in active]))
     said = "; ".join(_said(one.schedule) for one in active)
     page = f"{ui_url(api.url)}/deployments/deployment/{found.id}"
-    is_paused = found.paused or not active
+    is_paused = not fires(found)
     return Deployed(page, is_paused, [] if is_paused else dates, said, dict(found.parameters))
 
 
@@ -259,7 +269,8 @@ def fire_flow_run(
     due = flow_run.expected_start_time or datetime.now(UTC)
     folder, zone = _place(ScheduleDirectory.of(Workspace(Path(workspace)), schedule))
     environment = {
-        DATE_VARIABLE: f"{due.astimezone(zone).isoformat()}[{zone.key}]",
+        DATE_VARIABLE: due.astimezone(zone).isoformat(),
+        TIMEZONE_VARIABLE: zone.key,
         SCHEDULE_VARIABLE: schedule,
     }
     terms = Terms(
@@ -304,23 +315,61 @@ def due_dates(
     deployment: UUID, first: datetime, last: datetime, client: SyncPrefectClient
 ) -> set[datetime]:
     """Return when a deployment's flow runs were due, whatever became of them, in a period."""
+    from prefect.client.schemas.filters import FlowRunFilterExpectedStartTime
+
+    period = FlowRunFilterExpectedStartTime(after_=first, before_=last)
+    found = read_flow_runs([deployment], client, expected_start_time=period)
+    return {one.expected_start_time for one in found if one.expected_start_time}
+
+
+def forget_missed(deployment: UUID, client: SyncPrefectClient) -> None:
+    """Delete the flow runs of missed firings that have not begun."""
+    from prefect.client.schemas.filters import FlowRunFilterTags
+
+    tagged = FlowRunFilterTags(all_=[MISSED_TAG])
+    for one in read_flow_runs([deployment], client, ["SCHEDULED"], tags=tagged):
+        if one.run_count == 0:
+            client.delete_flow_run(one.id)
+
+
+def read_flow_runs(
+    of_deployments: list[UUID],
+    client: SyncPrefectClient,
+    state_types: Iterable[str] = (),
+    *,
+    sort: Any = None,
+    **chosen: Any,
+) -> list[FlowRun]:
+    """Return flow runs of deployments.
+
+    Args:
+        state_types: those of their states; any, if empty.
+        chosen: further fields of Prefect's `FlowRunFilter`.
+    """
     from prefect.client.schemas.filters import (
         DeploymentFilter,
         DeploymentFilterId,
         FlowRunFilter,
-        FlowRunFilterExpectedStartTime,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
     )
+    from prefect.client.schemas.objects import StateType
 
-    period = FlowRunFilterExpectedStartTime(after_=first, before_=last)
-    of = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    if state_types:
+        types = FlowRunFilterStateType(any_=[StateType(one) for one in state_types])
+        chosen["state"] = FlowRunFilterState(type=types)
     found: list[FlowRun] = []
-    while page := client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(expected_start_time=period),
-        deployment_filter=of,
-        offset=len(found),
-    ):
+    while True:
+        page = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(**chosen),
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=of_deployments)),
+            sort=sort,
+            limit=_PAGE,
+            offset=len(found),
+        )
         found += page
-    return {one.expected_start_time for one in found if one.expected_start_time}
+        if len(page) < _PAGE:
+            return found
 
 
 def _rename(flow_run_id: UUID, name: str) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -20,9 +21,12 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate.prefect.api import PrefectApi
 from redco_flow.orchestrate.recurring.deployments import (
     MAX_FIRINGS,
+    MISSED_TAG,
     POOL,
     api_settings,
     deployments,
+    fires,
+    read_flow_runs,
     switch_off_refused,
 )
 from redco_flow.orchestrate.recurring.firing import leave, new_firing, note_end_of
@@ -36,22 +40,24 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas import FlowRun, State
+    from prefect.client.schemas import FlowRun, OrchestrationResult, State
     from prefect.client.schemas.responses import DeploymentResponse
 
 SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_BEGIN = 60.0  # from a flow run's being taken on another machine to its record
 _MOST_BEGINNINGS = 20
+_MOST_OF_ONE = 3  # threads of one deployment: one runs, one waits, one is to be skipped
 _REFUSED = (400, 409, 422)  # what the server answers to one request that is wrong
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class _Thread:
-    """A flow run's thread, and the server that it reports to."""
+    """A flow run's thread, the server that it reports to, and its deployment."""
 
     thread: threading.Thread
     url: str
+    deployment: UUID | None
 
 
 class FlowRuns:
@@ -67,6 +73,8 @@ class FlowRuns:
         self._limit = limit
         self._threads: dict[str, _Thread] = {}
         self._said: set[str] = set()
+        self._missed_since: dict[UUID, datetime] = {}  # of deployments not made up for yet
+        self._begun: set[str] = set()  # firings on record that have no end
 
     def attend(
         self, client: SyncPrefectClient, api: PrefectApi, missed_since: datetime | None = None
@@ -81,28 +89,70 @@ class FlowRuns:
         # What a worker asks: by that the server shows pool and deployments as ready.
         client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=_LONG_AGO)
         own = self.settle(client, api.url)
-        if missed_since is not None:
-            for one in own.values():
-                with self.said_once(f"missed firings of schedule '{one.name}'"):
-                    make_up(_directory_of(one), one.id, client, missed_since)
+        self._make_up(own, client, missed_since)
         room = self._limit - len(self._threads)
-        taken = []
-        for flow_run in _due(list(own), client, room) if own and room > 0 else ():
-            deployment = own.get(flow_run.deployment_id)
-            if deployment is None or self._has(str(flow_run.id)):  # its thread is about to end
-                continue
-            if _take(flow_run, client):
-                # Before any begins, so that each sees those that were due before it.
-                with self.said_once(f"firing {flow_run.id} of schedule '{deployment.name}'"):
-                    due = flow_run.expected_start_time or datetime.now(UTC)
-                    _directory_of(deployment).claim(new_firing(str(flow_run.id), due))
-                taken.append((flow_run.id, str(deployment.entrypoint)))
-        for key, entrypoint in taken:
-            self._begin(client.read_flow_run(key), entrypoint, api)
+        if own and room > 0:
+            self._begin_due(own, room, client, api)
 
-    def settle(
-        self, client: SyncPrefectClient, url: str = ""
-    ) -> dict[UUID | None, DeploymentResponse]:
+    def _make_up(
+        self,
+        own: dict[UUID, DeploymentResponse],
+        client: SyncPrefectClient,
+        missed_since: datetime | None,
+    ) -> None:
+        """Make up for what was missed; at each look again until that worked for a deployment."""
+        if missed_since is not None:
+            for one in deployments(client):
+                self._missed_since.setdefault(one.id, missed_since)
+        for key in own.keys() & self._missed_since.keys():
+            with self.said_once(f"missed firings of schedule '{own[key].name}'"):
+                make_up(_directory_of(own[key]), key, client, self._missed_since[key])
+                del self._missed_since[key]
+
+    def _begin_due(
+        self,
+        own: dict[UUID, DeploymentResponse],
+        room: int,
+        client: SyncPrefectClient,
+        api: PrefectApi,
+    ) -> None:
+        """Begin flow runs that are due, but few of one deployment, so that others have places."""
+        numbers = Counter(one.deployment for one in self._threads.values())
+        taken: list[tuple[FlowRun, str]] = []
+        try:
+            for flow_run in _due(list(own), client):
+                key = flow_run.deployment_id
+                if len(taken) == room:
+                    break
+                if key is None or self._has(str(flow_run.id)):  # its thread is about to end
+                    continue
+                is_missed = MISSED_TAG in flow_run.tags
+                if is_missed and flow_run.run_count == 0 and not fires(own[key]):
+                    client.delete_flow_run(flow_run.id)
+                    continue
+                most = 1 if is_missed else _MOST_OF_ONE
+                if numbers[key] >= most and str(flow_run.id) not in self._begun:
+                    numbers[key] = _MOST_OF_ONE  # those that were due later wait, too
+                elif _take(flow_run, client):
+                    numbers[key] += 1
+                    # Before any begins, so that each sees those that were due before it.
+                    if self._claim(flow_run, own[key]):
+                        taken.append((flow_run, str(own[key].entrypoint)))
+        finally:
+            for flow_run, entrypoint in taken:
+                self._begin(flow_run, entrypoint, api)
+
+    def _claim(self, flow_run: FlowRun, deployment: DeploymentResponse) -> bool:
+        """Make the record of a firing; return False if another process has the firing."""
+        with self.said_once(f"firing {flow_run.id} of schedule '{deployment.name}'"):
+            directory, due = _directory_of(deployment), flow_run.expected_start_time
+            new = new_firing(str(flow_run.id), due or datetime.now(UTC))
+            if directory.claim(new)[0] is None:
+                present = directory.find_firing(new.id)
+                return present is None or present.has_ended
+        return True
+
+    def settle(self, client: SyncPrefectClient, url: str = "") -> dict[UUID, DeploymentResponse]:
         """End or reschedule every firing that no thread has.
 
         Args:
@@ -113,7 +163,8 @@ class FlowRuns:
         """
         self._threads = {key: one for key, one in self._threads.items() if one.thread.is_alive()}
         is_shared = _has_other_machines(client)
-        own: dict[UUID | None, DeploymentResponse] = {}
+        self._begun = set()
+        own: dict[UUID, DeploymentResponse] = {}
         found = deployments(client)
         flow_runs = _open_flow_runs([one.id for one in found], client)
         for deployment in found:
@@ -143,11 +194,12 @@ class FlowRuns:
         for problem in problems:
             self._log(f"warning: {problem}")
         num_active = sum(bool(one.active) for one in deployment.schedules) - len(problems)
-        fires = not deployment.paused and num_active > 0
+        does_fire = not deployment.paused and num_active > 0
         schedule = unless_damaged(directory.read)
         if schedule is not None and schedule.no_run_for:
-            watch_only_while(directory.name, client, fires=fires)
+            watch_only_while(directory.name, client, fires=does_fire)
         firings = {one.id: one for one in directory.firings()}
+        self._begun.update(key for key, one in firings.items() if not one.has_ended)
         flow_runs = {str(one.id): one for one in open_flow_runs}
         for key, flow_run in flow_runs.items():
             has_ended = key in firings and firings[key].has_ended
@@ -250,7 +302,7 @@ class FlowRuns:
                 self._log(f"warning: firing {flow_run.id} was interrupted: {error!r}")
 
         thread = threading.Thread(target=run, name=f"firing {flow_run.id}", daemon=True)
-        self._threads[str(flow_run.id)] = _Thread(thread, api.url)
+        self._threads[str(flow_run.id)] = _Thread(thread, api.url, flow_run.deployment_id)
         thread.start()
 
     def _load(self, flow_run: FlowRun, entrypoint: str) -> Any:
@@ -277,7 +329,7 @@ def _directory_of(deployment: DeploymentResponse) -> ScheduleDirectory:
     return ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
 
 
-def _due(own: list[Any], client: SyncPrefectClient, limit: int) -> list[FlowRun]:
+def _due(own: list[UUID], client: SyncPrefectClient) -> list[FlowRun]:
     """Return flow runs of these deployments that are due, the oldest first.
 
     The server's query for workers counts the pool's free places, which flow runs that no machine
@@ -288,49 +340,17 @@ def _due(own: list[Any], client: SyncPrefectClient, limit: int) -> list[FlowRun]
 
     due = FlowRunFilterNextScheduledStartTime(before_=datetime.now(UTC))
     first = FlowRunSort.NEXT_SCHEDULED_START_TIME_ASC
-    return _read(client, own, ["SCHEDULED"], sort=first, limit=limit, next_scheduled_start_time=due)
-
-
-def _read(
-    client: SyncPrefectClient,
-    of_deployments: list[Any],
-    state_types: list[str],
-    *,
-    sort: Any = None,
-    limit: int = 200,
-    offset: int = 0,
-    **chosen: Any,
-) -> list[FlowRun]:
-    """Return flow runs of deployments in states of these types.
-
-    Args:
-        chosen: further fields of Prefect's `FlowRunFilter`.
-    """
-    from prefect.client.schemas.filters import (
-        DeploymentFilter,
-        DeploymentFilterId,
-        FlowRunFilter,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-    )
-    from prefect.client.schemas.objects import StateType
-
-    types = FlowRunFilterStateType(any_=[StateType(one) for one in state_types])
-    return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=types), **chosen),
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=of_deployments)),
-        sort=sort,
-        limit=limit,
-        offset=offset,
-    )
+    return read_flow_runs(own, client, ["SCHEDULED"], sort=first, next_scheduled_start_time=due)
 
 
 def _take(flow_run: FlowRun, client: SyncPrefectClient) -> bool:
-    """Take a flow run that is due, unless another machine has been faster."""
+    """Take a flow run that is due, unless another machine has been faster; note its state."""
     from prefect.client.schemas.responses import SetStateStatus
     from prefect.states import Pending
 
-    return client.set_flow_run_state(flow_run.id, Pending()).status == SetStateStatus.ACCEPT
+    taken: OrchestrationResult[Any] = client.set_flow_run_state(flow_run.id, Pending())
+    flow_run.state = taken.state
+    return taken.status == SetStateStatus.ACCEPT
 
 
 def _is_retry(state: State[Any], firing: Firing) -> bool:
@@ -364,30 +384,27 @@ def _is_open(flow_run: str, client: SyncPrefectClient) -> bool:
     from prefect.exceptions import ObjectNotFound
 
     try:
-        state = client.read_flow_run(UUID(flow_run)).state
+        found = client.read_flow_run(UUID(flow_run))
     except ObjectNotFound:
         return False
-    return state is None or not state.is_final() or state.is_crashed()
+    state = found.state
+    return state is None or not state.is_final() or (state.is_crashed() and not _is_dead(found))
 
 
 def _age_of(state: State[Any]) -> float:
     return float((datetime.now(UTC) - state.timestamp).total_seconds())
 
 
-def _open_flow_runs(of_deployments: list[Any], client: SyncPrefectClient) -> list[FlowRun]:
+def _open_flow_runs(of_deployments: list[UUID], client: SyncPrefectClient) -> list[FlowRun]:
     """Return the deployments' flow runs that have begun and have no good end."""
-    from prefect.client.schemas.filters import FlowRunFilterExpectedStartTime
+    if not of_deployments:
+        return []
+    types = ("PENDING", "RUNNING", "CANCELLING", "CRASHED")
+    found = read_flow_runs(of_deployments, client, types)
+    return [one for one in found if not _is_dead(one)]
 
-    types = ["PENDING", "RUNNING", "CANCELLING", "CRASHED"]
-    recent = FlowRunFilterExpectedStartTime(after_=datetime.now(UTC) - timedelta(days=30))
-    found: list[FlowRun] = []
-    while of_deployments and (
-        page := _read(client, of_deployments, types, offset=len(found), expected_start_time=recent)
-    ):
-        found += page
-    # One that died for good is crashed as often as it began.
-    return [
-        one
-        for one in found
-        if not (one.state and one.state.is_crashed() and one.run_count >= _MOST_BEGINNINGS)
-    ]
+
+def _is_dead(flow_run: FlowRun) -> bool:
+    """Whether a flow run died for good: it crashed as often as it may begin."""
+    is_crashed = flow_run.state is not None and flow_run.state.is_crashed()
+    return is_crashed and flow_run.run_count >= _MOST_BEGINNINGS

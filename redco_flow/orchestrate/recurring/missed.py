@@ -11,13 +11,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from redco_flow.orchestrate.recurring.deployments import due_dates, on_server
+from redco_flow.orchestrate.recurring.deployments import MISSED_TAG, due_dates, on_server
 from redco_flow.spec.schedule import LEAST_SECONDS_APART, last_dates
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import Firing, FiringState, ScheduleDirectory
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
 
 MOST_MADE_UP = 100
 """Firings of a schedule that are made up for after one time without serving, the last ones."""
@@ -44,20 +45,24 @@ def make_up(
     if deployment.paused:
         return
     until = until or datetime.now(UTC)
-    dates = asyncio.run(_last_dates(deployment.schedules, after, until))
-    if not dates:
+    keys = asyncio.run(_last_dates(deployment, after, until))
+    if not keys:
         return
+    dates = list(keys)
     missed = deployment.parameters.get("missed")
     first = len(dates) - {"all": MOST_MADE_UP, "latest": 1}.get(str(missed), 0)
     known = due_dates(deployment_id, dates[0], dates[-1], client)
     left = [date for date in dates[: max(first, 0)] if date not in known]
-    if left:
-        _note_left(directory, left, f"missed: {missed}", is_cut=len(dates) > MOST_MADE_UP)
     for date in dates[max(first, 0) :]:
         if date not in known:
             client.create_flow_run_from_deployment(
-                deployment_id, state=Scheduled(scheduled_time=date)
+                deployment_id,
+                state=Scheduled(scheduled_time=date),
+                tags=[MISSED_TAG],
+                idempotency_key=keys[date],
             )
+    if left:
+        _note_left(directory, left, f"missed: {missed}", is_cut=len(dates) > MOST_MADE_UP)
 
 
 def _note_left(
@@ -72,15 +77,23 @@ def _note_left(
         directory.end_firing(firing, FiringState.SKIPPED, reason)
 
 
-async def _last_dates(schedules: list[Any], after: datetime, until: datetime) -> list[datetime]:
-    """Return when schedules were due, one date more than are made up for."""
-    found: set[datetime] = set()
-    for one in schedules:
-        start = max(after, one.updated)
+async def _last_dates(
+    deployment: DeploymentResponse, after: datetime, until: datetime
+) -> dict[datetime, str]:
+    """Return when a deployment was due, in order, one date more than are made up for.
+
+    Returns:
+        by date, the key that the server's own flow run of the date has: it makes no second one.
+    """
+    found: dict[datetime, str] = {}
+    for one in deployment.schedules:
+        start = max(after, one.updated or after)
         if one.active and start < until:
             dates = await _last_dates_of(one.schedule, start, until)
-            found.update(date.astimezone(UTC) for date in dates)
-    return sorted(found)[-MOST_MADE_UP - 1 :]
+            for date in dates:
+                key = f"scheduled {deployment.id} {one.id} {date}"
+                found.setdefault(date.astimezone(UTC), key)
+    return dict(sorted(found.items())[-MOST_MADE_UP - 1 :])
 
 
 async def _last_dates_of(schedule: Any, after: datetime, until: datetime) -> list[datetime]:

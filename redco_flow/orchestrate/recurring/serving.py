@@ -81,7 +81,8 @@ def serve(log: Log, stop: threading.Event, limit: int = MAX_FIRINGS) -> None:
                     # Before any firing begins, which asks since when this process serves.
                     note_serving()
                 _attend(flow_runs, api, log, limit, looked.date if is_late else None)
-                looked = now
+                # Making up may take long: that it did is no reason for the next look to be late.
+                looked = _Moment.now() if is_late else now
                 if noted is None or now.is_long_after(noted):
                     note_look()
                     noted = now

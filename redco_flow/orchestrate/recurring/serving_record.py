@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ class Serving:
     @classmethod
     def find(cls) -> Serving | None:
         """Return the process that serves this user's schedules, here or on another host."""
-        record = read_json_if_present(_serving_path())
-        if record is None:
-            return None
-        process = ProcessIdentity.from_json(record["process"])
-        serving = cls(process, str(record["since"]))
+        record = _read()
+        try:
+            serving = cls(ProcessIdentity.from_json(record["process"]), str(record["since"]))
+        except (KeyError, TypeError, ValueError):
+            return None  # there is no record, or it is damaged
         if not serving.is_elsewhere:
-            return serving if process.is_alive() else None
+            return serving if serving.process.is_alive() else None
         if (lock := LockRequest(lock_path()).try_once()) is None:
             return serving
         lock.release()
@@ -77,13 +77,24 @@ def note_look() -> None:
 
 def last_look() -> datetime | None:
     """Return when `note_look` was called last, by this process or one before."""
-    looked = (read_json_if_present(_serving_path()) or {}).get("looked")
-    return datetime.fromisoformat(looked) if looked else None
+    try:
+        looked = datetime.fromisoformat(_read()["looked"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return looked if looked.tzinfo else looked.replace(tzinfo=UTC)
+
+
+def _read() -> dict[str, Any]:
+    """Return the record; an empty one where it is damaged."""
+    try:
+        record = read_json_if_present(_serving_path())
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _write(part: dict[str, Any]) -> None:
-    record = read_json_if_present(_serving_path()) or {}
-    write_json(_serving_path(), record | part, private=True)
+    write_json(_serving_path(), _read() | part, private=True)
 
 
 def known_workspaces() -> list[str]:

@@ -55,6 +55,7 @@ def watch_silence(schedule: Schedule, deployment: UUID, client: SyncPrefectClien
         trigger=trigger,
         actions=list(_actions(schedule)),
     )
+    _delete_automations(schedule.name, client)  # `serve` may have made one meanwhile
     client.create_automation(automation)
 
 
@@ -81,12 +82,16 @@ def forget_silence(name: str, client: SyncPrefectClient) -> None:
     """Delete a schedule's automation, and the addresses that it was given."""
     from prefect.exceptions import ObjectNotFound
 
-    for automation in client.read_automations_by_name(_name(name)):
-        client.delete_automation(automation.id)
+    _delete_automations(name, client)
     for channel in ("webhook", "slack"):
         with contextlib.suppress(ObjectNotFound):
             block = client.read_block_document_by_name(_block_name(name, channel), "webhook")
             client.delete_block_document(block.id)
+
+
+def _delete_automations(name: str, client: SyncPrefectClient) -> None:
+    for automation in client.read_automations_by_name(_name(name)):
+        client.delete_automation(automation.id)
 
 
 def _actions(schedule: Schedule) -> Iterator[Any]:
@@ -94,14 +99,15 @@ def _actions(schedule: Schedule) -> Iterator[Any]:
     from prefect.events.actions import CallWebhook
 
     notice = _notice(schedule)
-    for channel, variable in schedule.told_by.items():
-        address = os.environ.get(variable, "")
-        if not address:
+    for variable in schedule.told_by.values():  # before any block is saved
+        if not os.environ.get(variable):
             raise UsageError(
                 f"nothing watches no_run_for, as environment variable {variable}, which holds the "
                 "address of its notices, is not set."
             )
-        block = Webhook(url=address, headers={"Content-Type": "application/json"})
+    for channel, variable in schedule.told_by.items():
+        headers = {"Content-Type": "application/json"}
+        block = Webhook(url=os.environ[variable], headers=headers)
         saved = block.save(_block_name(schedule.name, channel), overwrite=True)
         yield CallWebhook(block_document_id=saved, payload=json.dumps(body_for(channel, notice)))
 
