@@ -75,7 +75,7 @@ def test_a_next_launcher_and_a_next_run_two_hours_earlier_go_on_where_the_run_wa
     events = list(read_journal(folder / "journal.jsonl"))
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert any(after["time"] < before["time"] for before, after in pairwise(events))
-    assert events[-1]["event"] == "run_ended"
+    assert "run_ended" in [event["event"] for event in events[-2:]]  # before a flow run, if late
     assert [one["run"] for one in listed] == [behind["run"], run]
     assert command.json("status", "@last")["run"] == behind["run"]
     dates = [read(command, one, "run.json")["created_at"] for one in (run, behind["run"])]
