@@ -219,16 +219,15 @@ class _Rule:
         answer = self._answer(text)
         if answer is None:
             return Judged("no_answer", None)
-        wanted = {one: self._reference(str(one)) for one in line.references}
-        others = [one for one, number in wanted.items() if number is None]
-        if others and not self._has_warned:
+        wanted = [self._reference(str(reference)) for reference in line.references]
+        if None in wanted and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the reference %r is no number: give judge.extract, or leave out "
                 "'compare: number'.",
-                others[0],
+                line.references[wanted.index(None)],
             )
-        return Judged("right" if answer in wanted.values() else "wrong", answer)
+        return Judged("right" if answer in wanted else "wrong", answer)
 
     def _reference(self, text: str) -> str | None:
         """Return what a reference answers: it may be the bare answer, without a match."""
