@@ -30,7 +30,6 @@ from redco_flow.local_paths import is_file
 from redco_flow.orchestrate.prefect.api import is_healthy, note_deleted
 from redco_flow.orchestrate.prefect.server import (
     external_url,
-    home_directory,
     prefect_directory,
     server_status,
 )
@@ -48,7 +47,7 @@ from redco_flow.tracking.schedules import (
     get_schedule,
     list_schedules,
 )
-from redco_flow.tracking.workspace import Workspace
+from redco_flow.tracking.workspace import Workspace, home_directory
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.recurring.deployments import Deployed

@@ -25,7 +25,6 @@ from redco_flow.launch.hosts.code_snapshot import (
     take_user_snapshot,
 )
 from redco_flow.local_paths import is_file
-from redco_flow.orchestrate.prefect.server import home_directory
 from redco_flow.orchestrate.run.ingredients import SUBMITTED_CODE, CodeState, is_secret_file
 from redco_flow.records import (
     canonical_json,
@@ -43,6 +42,7 @@ from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 from redco_flow.tracking.run_directory import new_run_id
+from redco_flow.tracking.workspace import home_directory
 
 if TYPE_CHECKING:
     from redco_flow.spec.ssh import LoginNode

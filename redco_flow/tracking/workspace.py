@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,6 +162,12 @@ def _closed_directories(root: Path) -> Iterator[Path]:
         *root.glob("results/latest/*"),
     )
     yield from (path for path in shared if path.exists() and not os.access(path, os.W_OK))
+
+
+def home_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return a user's directory for what is of no workspace: REDCO_FLOW_HOME or `~/.redco-flow`."""
+    given = environ.get("REDCO_FLOW_HOME")
+    return expanded(given).absolute() if given else Path.home() / ".redco-flow"
 
 
 def user_name() -> str:

@@ -218,7 +218,7 @@ def test_a_look_asks_the_server_no_more_often_for_many_schedules(served):
         for name in ("second", "third", "fourth"):
             requests.clear()
             flow_runs = FlowRuns(print)
-            restore(workspace, client, flow_runs, print)
+            restore([workspace], client, flow_runs, print)
             flow_runs.settle(client)
             numbers.append(len(requests))
             another = replace(directory_of(served).read(), name=name)

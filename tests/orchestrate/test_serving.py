@@ -277,11 +277,11 @@ def test_a_schedule_that_cannot_be_watched_fires_and_stops_no_other(
     flow_runs = FlowRuns(log.append)
     with client_of(connect()) as client:
         for _ in range(2):
-            restore(workspace, client, flow_runs, log.append)
+            restore([workspace], client, flow_runs, log.append)
         found = {name: find_deployment(name, client) for name in ("a", "b", "c")}
         unwatched = is_watched("b", client)
         monkeypatch.setenv("SILENCE_HOOK", "http://127.0.0.1:1/")
-        restore(workspace, client, flow_runs, log.append)
+        restore([workspace], client, flow_runs, log.append)
         watched = is_watched("b", client)
         forget_silence("b", client)
         for one in filter(None, found.values()):

@@ -21,13 +21,13 @@ from orchestrate_runs import (
 )
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.orchestrate.prefect.server import home_directory
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.sharing import Listener, offer
 from redco_flow.orchestrate.run.start import resume_run, retry_run
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.locks import acquire, find_holder
+from redco_flow.tracking.workspace import home_directory
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.slurm import queue
-from redco_flow.local_paths import expanded
 from redco_flow.records import digest_json, read_json_if_present, write_json
+from redco_flow.tracking.workspace import home_directory
 
 Tres = Mapping[str, float]
 SettingProblem = tuple[tuple[str, ...], str]
@@ -496,7 +496,5 @@ def _ask(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 def _cache_path(environ: Mapping[str, str]) -> Path:
     """Return the file of one user, host and configuration: clusters may share a home."""
-    given = environ.get("REDCO_FLOW_HOME")
-    folder = expanded(given) if given else Path.home() / ".redco-flow"
     whose = [os.getuid(), os.uname().nodename, environ.get("SLURM_CONF", "")]
-    return folder / f"slurm-limits-{digest_json(whose)[:12]}.json"
+    return home_directory(environ) / f"slurm-limits-{digest_json(whose)[:12]}.json"

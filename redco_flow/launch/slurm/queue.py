@@ -30,7 +30,7 @@ _FIELDS = (
     "Name:200",
 )  # fmt: skip
 _TIMES_AS_SECONDS = {"SLURM_TIME_FORMAT": "%s"}  # since 1970: no time zone, no daylight saving
-GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
+_GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
 _TESTED = re.compile(
     r"to start at (\d+) (?:using (\d+) processors on nodes (\S+) in partition (\S+))?"
 )
@@ -197,8 +197,13 @@ def count_gpus(partition: str | None, environment: Mapping[str, str]) -> dict[st
     found = {}
     for line in said.splitlines():
         node, _, resources = line.partition(" ")
-        found[node] = sum(int(count) for count in GPUS.findall(resources))
+        found[node] = gpus_of(resources)
     return found
+
+
+def gpus_of(resources: str) -> int:
+    """Return the number of GPUs in Slurm's word for generic or trackable resources."""
+    return sum(int(count) for count in _GPUS.findall(resources))
 
 
 def show(command: list[str], environment: Mapping[str, str]) -> str:

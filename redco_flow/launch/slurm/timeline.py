@@ -20,7 +20,7 @@ from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import ExpectedStart
 from redco_flow.launch.slurm.limits import parse_minutes, parse_tres
 from redco_flow.launch.slurm.nodes import expand_nodes
-from redco_flow.launch.slurm.queue import GPUS, Estimate, show_planned
+from redco_flow.launch.slurm.queue import Estimate, gpus_of, show_planned
 
 _JOB_FIELDS = (
     "JobArrayID", "Partition", "State", "Reason", "NumNodes", "NumCPUs", "TimeLimit", "StartTime",
@@ -222,8 +222,8 @@ def _parse_jobs(text: str) -> list[Job]:
             _seconds(values["StartTime"]),
             _seconds(values["EndTime"]),
             math.inf if is_exclusive else num_cpus / num_nodes,
-            tres.get("gres/gpu", _gpus(values["tres-per-job"])) / num_nodes
-            or _gpus(values["tres-per-node"]),
+            tres.get("gres/gpu", gpus_of(values["tres-per-job"])) / num_nodes
+            or gpus_of(values["tres-per-node"]),
             num_nodes,
             num_cpus,
             parse_minutes(values["TimeLimit"]) or math.inf,
@@ -244,12 +244,8 @@ def _parse_partitions(text: str) -> dict[str, Partition]:
         partition.num_nodes += 1
         partition.num_cpus += int(cpus)
         if _CAN_START_JOBS.fullmatch(state):
-            partition.nodes[node] = (float(cpus), float(_gpus(gres)))
+            partition.nodes[node] = (float(cpus), float(gpus_of(gres)))
     return found
-
-
-def _gpus(gres: str) -> int:
-    return sum(int(count) for count in GPUS.findall(gres))
 
 
 def _seconds(text: str) -> float:

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
-from redco_flow.orchestrate.prefect.server import home_directory, name_own, prefect_directory
+from redco_flow.orchestrate.prefect.server import name_own, prefect_directory
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.records import write_json
@@ -33,7 +33,7 @@ from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.typed_records import find_record, unless_damaged
-from redco_flow.tracking.workspace import Workspace, user_name
+from redco_flow.tracking.workspace import Workspace, home_directory, user_name
 
 if TYPE_CHECKING:
     from prefect import Flow

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.prefect import serve
 from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy, pause_endless_rules, ui_url
 from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.search_path import library_environment
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.workspace import home_directory
 
 _ADDRESS = "127.0.0.1"
 _OWN_URL = "REDCO_FLOW_OWN_PREFECT_API_URL"
@@ -195,12 +195,6 @@ class ServerStatus:
     healthy: bool
     ours: bool
     pid: int | None
-
-
-def home_directory() -> Path:
-    """Return `REDCO_FLOW_HOME` or `~/.redco-flow`."""
-    given = os.environ.get("REDCO_FLOW_HOME")
-    return expanded(given).absolute() if given else Path.home() / ".redco-flow"
 
 
 def prefect_directory() -> Path:

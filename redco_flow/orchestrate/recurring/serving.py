@@ -13,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.orchestrate.prefect.api import PrefectApi
@@ -49,7 +50,7 @@ from redco_flow.orchestrate.run.cancel import Log
 from redco_flow.records import open_no_link
 from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.process_identity import ProcessIdentity
-from redco_flow.tracking.schedules import list_schedules
+from redco_flow.tracking.schedules import ScheduleDirectory, list_schedules
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -183,29 +184,42 @@ def _attend(
         delete_noted(client)
         refuse_retries(client)
         make_pool(client, limit)
-        for root in known_workspaces():
-            with flow_runs.said_once(f"workspace {root}"):
-                restore(Workspace(Path(root)), client, flow_runs, log)
+        workspaces = [Workspace(Path(root)) for root in known_workspaces()]
+        restore(workspaces, client, flow_runs, log)
         flow_runs.attend(client, api, missed_since)
 
 
-def restore(workspace: Workspace, client: SyncPrefectClient, flow_runs: FlowRuns, log: Log) -> None:
-    """Make what a workspace's schedules lack on the server: deployments, automations."""
+def restore(
+    workspaces: Iterable[Workspace], client: SyncPrefectClient, flow_runs: FlowRuns, log: Log
+) -> None:
+    """Make what workspaces' schedules lack on the server: deployments, automations."""
     present = {one.name: one.id for one in deployments(client)}
-    for directory in list_schedules(workspace):
-        with flow_runs.said_once(f"schedule '{directory.name}'"):
-            schedule = unless_damaged(directory.read)
-            if schedule is None:
-                continue
-            deployment = present.get(schedule.name)
-            if deployment is None and (found := find_deployment(schedule.name, client)):
-                move_to_pool(found, client)
-                deployment = found.id
-            if deployment is None:
-                deployment = deploy(schedule, workspace, client)
-                log(f"the server had no deployment of '{schedule.name}': it is created again")
-            if schedule.no_run_for and not is_watched(schedule.name, client):
-                watch_silence(schedule, deployment, client)
+    for workspace in workspaces:
+        with flow_runs.said_once(f"workspace {workspace.root}"):
+            for directory in list_schedules(workspace):
+                with flow_runs.said_once(f"schedule '{directory.name}'"):
+                    _restore_one(directory, workspace, present, client, log)
+
+
+def _restore_one(
+    directory: ScheduleDirectory,
+    workspace: Workspace,
+    present: Mapping[str, UUID],
+    client: SyncPrefectClient,
+    log: Log,
+) -> None:
+    schedule = unless_damaged(directory.read)
+    if schedule is None:
+        return
+    deployment = present.get(schedule.name)
+    if deployment is None and (found := find_deployment(schedule.name, client)):
+        move_to_pool(found, client)
+        deployment = found.id
+    if deployment is None:
+        deployment = deploy(schedule, workspace, client)
+        log(f"the server had no deployment of '{schedule.name}': it is created again")
+    if schedule.no_run_for and not is_watched(schedule.name, client):
+        watch_silence(schedule, deployment, client)
 
 
 @contextlib.contextmanager

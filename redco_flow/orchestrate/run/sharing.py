@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.orchestrate.prefect.server import home_directory, own_api
+from redco_flow.orchestrate.prefect.server import own_api
 from redco_flow.records import digest_json
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import home_directory
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.run.driver import Driver
