@@ -1,5 +1,8 @@
 """Real training on the test cluster: the same result as at home, and no step lost."""
 
+import os
+import signal
+
 import pytest
 from job_processes import held
 from tiny_stages.calls import wait_until
@@ -38,9 +41,13 @@ def trained(cluster, folder):
     driven = Driven(make_run(folder, ahead=True, staging=staging, environment=variables, **GROUP))
     attempt = wait_for_step(driven.run, 2)
     job_id = attempt.read_job()["job_id"]
-    with held(attempt, num_ranks=2):
+    with held(attempt, num_ranks=2) as workers:
         cluster.run("scancel", "--signal=TERM", job_id)
         wait_until(lambda: "asking the worker to stop" in attempt.log_path().read_text())
+        # JAX looks for the signal once a second, in which all steps would be over. Rank 0 sees it
+        # while it waits for rank 1.
+        os.kill(workers[0], signal.SIGCONT)
+        wait_until(lambda: "SIGTERM caught" in attempt.log_path().read_text())
     wait_until(lambda: cluster.jobs().get(job_id) == "PENDING")
     assert not attempt.exit_path.exists()
     # Not at once: a node refuses a start in the second in which it ended the one before.

@@ -46,7 +46,7 @@ def start(runs, tmp_path):
 
 
 def pid_of(run):
-    return find_holder(run).holder.pid
+    return until(lambda: find_holder(run)).holder.pid
 
 
 def test_runs_of_one_environment_share_a_process_and_one_of_another_has_its_own(
