@@ -24,6 +24,7 @@ from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.records import write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.results import fingerprint
 
 
@@ -294,6 +295,20 @@ def test_of_two_runs_with_one_fingerprint_the_second_waits_and_reuses(
 
 
 @pytest.mark.slow
+def test_a_result_is_taken_once_the_run_that_made_it_has_handed_over_to_the_next_stage(runs):
+    """Its launcher sees the end of a stage later than others see the result."""
+    first = InProcess(runs.write(TWO_STAGES))
+    first.end()
+    digest = first.run.read_state()["stages"]["preprocess"]["fingerprint"]
+
+    with exclusive(runs.workspace.work_directory(digest).with_suffix(".claim")):
+        second = InProcess(runs.write(TWO_STAGES))
+        waits = "waits for another run that makes the same result"
+        until(lambda: second.run.read_state()["stages"]["preprocess"]["message"] == waits)
+
+    assert second.end().message == "2 stages completed, 2 of them reused"
+
+
 def test_no_more_stages_run_at_once_than_the_profile_allows(runs, gate):
     runs.profile["max_parallel_stages"] = 1
     run = runs.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])

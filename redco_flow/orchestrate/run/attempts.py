@@ -253,9 +253,14 @@ def _revoke_cancel(attempt: AttemptDirectory) -> None:
             path.unlink(missing_ok=True)
 
 
+def claim_path(workspace: Workspace, fingerprint: str) -> Path:
+    """Return the path of the launchers' lock of a fingerprint."""
+    return workspace.work_directory(fingerprint).with_suffix(".claim")
+
+
 def request_claim(workspace: Workspace, fingerprint: str) -> LockRequest:
     """Return the request for the launchers' lock of a fingerprint."""
-    path = workspace.work_directory(fingerprint).with_suffix(".claim")
+    path = claim_path(workspace, fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
     return LockRequest(path)
 

@@ -16,7 +16,7 @@ from redco_flow.orchestrate.run.cancel import RunContext
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 
 
 def rest_of_group(
@@ -122,10 +122,17 @@ def write_rest(
 def next_in_job(
     context: RunContext, attempts: StageAttempts, stage: str
 ) -> AttemptDirectory | None:
-    """Return the attempt that the job of a completed stage runs after it, if there is one."""
-    rest = rest_of_group(context.pipeline, context.profile, context.plan, stage)
-    attempt = attempts.current.get(rest[0]) if rest else None
-    return attempt if attempt is not None and attempt.read_exit() is None else None
+    """Return the attempt that the job of a completed stage runs now or next, if there is one.
+
+    A short stage may have ended before the launcher has seen the end of the stage before it.
+    """
+    for name in rest_of_group(context.pipeline, context.profile, context.plan, stage):
+        attempt = attempts.current.get(name)
+        if attempt is None or attempt.cause is None:
+            return attempt
+        if attempt.cause is not Cause.COMPLETED:
+            return None
+    return None
 
 
 def note_rest(

@@ -25,6 +25,7 @@ from redco_flow.orchestrate.run.attempts import (
     RetryableFailure,
     StageAttempts,
     claim_for_stage,
+    claim_path,
     failures_recorded,
     record_completed,
     request_claim,
@@ -241,8 +242,10 @@ class StageRunner:
         self._context.stop.raise_if_set(self._stage.name)
         self._attempts.release(self._stage.name)
         ingredients, digest = self._attempts.ingredients(self._stage.name)
-        # Most second runs end here, without a lock or a slot.
-        if (finished := self._reuse(digest)) is not None:
+        # Most second runs end here, without a lock or a slot. The run that holds the claim of a
+        # published result is about to claim what its job makes next.
+        is_claimed = is_locked(claim_path(self._context.workspace, digest))
+        if not is_claimed and (finished := self._reuse(digest)) is not None:
             return finished
         self._state_store.set_stage(self._stage.name, State.WAITING, fingerprint=digest, message="")
         with fingerprint_locked(self._context.workspace, digest, self._wait):
