@@ -89,6 +89,8 @@ OTHER_FAULTS = (
 )  # fmt: skip
 # Words of a failure's message that name a fault.
 CAUSES = {
+    "kill_driver": "no job named",  # it was to submit the job again
+    "detach_driver": "no job named",
     "kill_worker": "SIGKILL",
     "kill_supervisor": "SIGKILL|no word|no rank",
     "kill_script": "SIGKILL|Slurm says|no word|no rank|forgotten",

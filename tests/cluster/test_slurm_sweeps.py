@@ -390,6 +390,7 @@ def test_a_job_whose_id_was_lost_is_found_by_its_name_and_what_slurm_never_got_i
 
     assert job_ids(sweep, "train") == ids, said
     assert set(job_ids(sweep, "compare")).isdisjoint(queued)
+    assert [run.attempt("compare", 1).cause for run in sweep.runs] == ["never_submitted"] * 2
     again = set(slurm.jobs())
     assert len(again) == len(queued) + 2
     submit_points(sweep, sweep.runs, said.append, Driver())
