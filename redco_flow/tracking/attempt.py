@@ -93,7 +93,8 @@ class JobRecord(TypedDict, total=False):
     pack: str  # of a job of several runs: the directory of its own files
     turn: int  # of an attempt of such a job: its place in the order in which they run
     members: list[str]  # in that directory's job.json: the attempts, in the order of their turns
-    waits_for: dict[str, str]  # there, too: by attempts that must have completed before: their ids
+    waits_for: dict[str, str]  # by attempts that must have completed before: their jobs' ids
+    after_end: dict[str, str]  # the same of those that must only have ended
     supervisor: ProcessRecord
 
 

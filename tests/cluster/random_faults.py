@@ -276,10 +276,13 @@ class Trial:
         if path.exists() and path.read_text() == lines:
             self.commands.repair(name)
 
-    def _mend(self):
+    def _mend(self, released=("launch failed",)):
         """Do what an administrator does: no node is drained, no job suspended, or held by a node.
 
         Slurm may hold one that has ended while its controller was down; it must then do nothing.
+
+        Args:
+            released: words of the reasons for which jobs are held that are to be released.
         """
         with suppress(RuntimeError):
             for line in self.cluster.run("sinfo", "-N", "-h", "-o", "%N %T").splitlines():
@@ -293,7 +296,8 @@ class Trial:
                 if state in ("RUNNING", "SUSPENDED"):
                     self.cluster.run("scontrol", "resume", job)
             held = self.cluster.run("squeue", "--noheader", "--format=%i %r").splitlines()
-            for job in [line.split()[0] for line in held if "launch failed" in line]:
+            held = [line for line in held if any(words in line for words in released)]
+            for job in [line.split()[0] for line in held]:
                 self.cluster.run("scontrol", "release", job)
 
     # Faults: each returns words for people, and what ends it.
@@ -551,7 +555,7 @@ class Trial:
     def _wait_until(self, what, holds):
         deadline = time.monotonic() + SECONDS_TO_END
         while not holds():
-            self._mend()
+            self._mend(("launch failed", "JobHeldAdmin"))  # nothing waits for it
             if time.monotonic() > deadline:
                 jobs = self.cluster.run(
                     "squeue", "--noheader", "--Format=JobID,Name:80,State,Reason"

@@ -15,9 +15,11 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.errors import RunCancelled, StageFailed
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.endings import write_exit
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
+from redco_flow.tracking.attempt import Cause, ExitRecord
 from redco_flow.tracking.locks import find_holder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -31,6 +33,26 @@ def test_a_waiting_job_says_why_it_waits(submit):
     assert (status.state, status.message) == ("pending", "waits in the queue: BeginTime")
     job.cancel()
     assert job.state == "CANCELLED"
+
+
+def test_a_job_does_not_wait_for_one_that_has_completed_and_that_slurm_holds_in_the_queue(
+    slurm, workspace, new_executor
+):
+    """Fault 10: a killed slurmctld has forgotten the end of a job, and holds it."""
+    attempts = [make_attempt(workspace, run=f"tiny-{number}") for number in range(3)]
+    executor = new_executor()
+    with slurm.starts_nothing():
+        held, other = (executor.submit_call(one) for one in attempts[:2])
+        slurm.run("scontrol", "hold", held.job_id)
+        job = executor.submit_call_after(attempts[2], [held, other])
+        completed = ExitRecord(exit_code=0, cause=Cause.COMPLETED, message="")
+        write_exit(held.attempt, completed)
+
+    wait_until(job.done)
+
+    assert job.state == "COMPLETED"
+    assert other.state == "COMPLETED"
+    slurm.wait_for("the queue is empty", lambda: not slurm.jobs())
 
 
 def test_a_job_whose_interpreter_is_missing_fails_with_the_end_of_its_log(submit):

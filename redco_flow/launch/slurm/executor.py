@@ -217,7 +217,7 @@ class SlurmExecutor(ChainingExecutor):
         records = {
             job: self._record(job, submission.job_name)
             | {"members": [str(one.path) for one in attempts]}
-            | {"waits_for": {str(one.attempt.path): one.job_id for one in upstream}}
+            | _before(upstream, after_end)
         }
         for turn, one in enumerate(attempts):
             records[one] = (
@@ -349,7 +349,7 @@ class SlurmExecutor(ChainingExecutor):
         sbatch = functools.partial(self._sbatch, attempt, call, upstream, after_end, then)
         name = self._submission(attempt, _title_of(call), call.resources).job_name
         record = self._record(attempt, name) | {"shards": list(call.resources.shards)}
-        record |= _group([attempt, *then])
+        record |= _group([attempt, *then]) | _before(upstream, after_end)
         # Before sbatch: a record without an id is looked up by its name.
         _write_records(record, attempt, then)
         try:
@@ -483,6 +483,12 @@ def _relations(
 def _group(attempts: Sequence[AttemptDirectory]) -> dict[str, list[str]]:
     """Return the part of job.json on stages of one job that need each other."""
     return {"group": [str(one.path) for one in attempts]} if len(attempts) > 1 else {}
+
+
+def _before(upstream: Sequence[CallJob], after_end: Sequence[CallJob]) -> dict[str, dict[str, str]]:
+    """Return the part of job.json on the jobs that one waits for."""
+    jobs = {"waits_for": upstream, "after_end": after_end}
+    return {key: {str(one.attempt.path): one.job_id for one in its} for key, its in jobs.items()}
 
 
 def _title_of(call: Call) -> str:

@@ -51,10 +51,12 @@ from redco_flow.launch.slurm.states import (
     SECONDS_TO_APPEAR,
     SECONDS_TO_CONFIRM,
     SECONDS_TO_CONFIRM_EMPTY,
+    WAITING,
     deserves_release,
     is_same_job,
     is_terminal,
     live_status,
+    waits_for_jobs,
     word_of,
 )
 from redco_flow.records import (
@@ -105,6 +107,7 @@ class SlurmJob(CallJob):
         self._vanishing: tuple[str, float] | None = None
         self._was_pending = False
         self._released_restart: int | None = None
+        self._dropped_at = float("-inf")
         self._is_followed_by_heartbeat = False
         self._resubmission: Resubmission | None = None
         self._is_to_be_ended = False  # it was cancelled before its id was known
@@ -164,6 +167,7 @@ class SlurmJob(CallJob):
             self._is_followed_by_heartbeat = False
             self._note_submit_time(entry)
             self._release_if_held(entry)
+            self._drop_dependencies(entry, view)
             status = live_status(entry, view.problem)
             self._was_pending = status.state is State.PENDING
             if self._was_pending and self._pack is not None and self.attempt.cancel_path.exists():
@@ -255,7 +259,7 @@ class SlurmJob(CallJob):
     def whole_has_ended(self) -> bool:
         """Whether the records of all stages that the job runs have their ends."""
         if self._pack is None:
-            return self.attempt.cause is not None
+            return all(one.cause is not None for one in (self.attempt, *self._later))
         paths = self._member_paths
         members = map(AttemptDirectory, map(Path, reversed(paths)))
         has_ended = bool(paths) and all(one.exit_path.exists() for one in members)
@@ -340,6 +344,32 @@ class SlurmJob(CallJob):
             with contextlib.suppress(StageFailed, ClusterUnreachable):  # its status says it is held
                 queue.release(self.job_id, self._environment)
                 self.expect_end()
+
+    def _drop_dependencies(self, entry: JobEntry, view: QueueView) -> None:
+        """Have the job wait no longer for jobs that have completed and are in the queue again.
+
+        A controller that was killed may have forgotten that they ran, and may hold them.
+        """
+        if not waits_for_jobs(entry) or view.asked_at == self._dropped_at:
+            return
+        self._dropped_at = view.asked_at
+        record = self._record_of_pack() if self._pack is not None else self._record
+        before = {**record.get("waits_for", {}), **record.get("after_end", {})}
+        jobs = [
+            SlurmJob(path, job_id)
+            for path, job_id in before.items()
+            if job_id in view.entries
+            and view.entries[job_id].state in WAITING
+            and AttemptDirectory(Path(path)).cause is Cause.COMPLETED
+        ]
+        again = [job for job in jobs if job.whole_has_ended and job._own_entry(view)]
+        if not again:
+            return
+        with contextlib.suppress(StageFailed, ClusterUnreachable):  # at the next answer, again
+            queue.drop_dependencies(self.job_id, [job.job_id for job in again], self._environment)
+            for job in again:
+                job._end()
+            self.expect_end()
 
     def _seconds_to_confirm(self, state: str, view: QueueView) -> float:
         """Seconds for which Slurm must report a job as ended before it counts as ended."""

@@ -13,7 +13,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,7 @@ _FIELDS = (
     "Name:200",
 )  # fmt: skip
 _TIMES_AS_SECONDS = {"SLURM_TIME_FORMAT": "%s"}  # since 1970: no time zone, no daylight saving
+_DEPENDENCY_WIDTH = 100_000
 _GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
 _TESTED = re.compile(
     r"to start at (\d+) (?:using (\d+) processors on nodes (\S+) in partition (\S+))?"
@@ -158,6 +159,19 @@ def cancel(
         with contextlib.suppress(StageFailed):  # it has no processes
             _run(["scancel", *options, "--full", "--signal=KILL", job_id], environment)
     _run(["scancel", *options, job_id], environment)
+
+
+def drop_dependencies(job_id: str, others: Collection[str], environment: Mapping[str, str]) -> None:
+    """Have a job that waits in the queue wait no longer for some other jobs.
+
+    Raises:
+        StageFailed, ClusterUnreachable: it waits as before; the former has Slurm's words.
+    """
+    layout = f"--Format=Dependency:{_DEPENDENCY_WIDTH}"
+    said = _run(["squeue", "--noheader", f"--jobs={job_id}", layout], environment).strip()
+    terms = [re.sub(r"\(\w+\)$", "", term) for term in said.split(",")]  # "afterok:7(unfulfilled)"
+    left = [term for term in terms if term.partition(":")[2] not in others]
+    _run(["scontrol", "update", f"JobId={job_id}", f"Dependency={','.join(left)}"], environment)
 
 
 def release(job_id: str, environment: Mapping[str, str]) -> None:

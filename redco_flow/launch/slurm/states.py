@@ -83,6 +83,11 @@ def deserves_release(entry: JobEntry) -> bool:
     return is_held(entry) and (entry.restarts or 0) <= _MAX_FAILED_STARTS
 
 
+def waits_for_jobs(entry: JobEntry) -> bool:
+    """Say whether a job waits in the queue for the ends of others."""
+    return entry.state in WAITING and entry.reason == "Dependency"
+
+
 def live_status(entry: JobEntry, problem: str) -> JobStatus:
     """Return the status of a job that has not ended.
 
