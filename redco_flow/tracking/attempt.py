@@ -94,7 +94,7 @@ class JobRecord(TypedDict, total=False):
     turn: int  # of an attempt of such a job: its place in the order in which they run
     members: list[str]  # in that directory's job.json: the attempts, in the order of their turns
     waits_for: dict[str, str]  # by attempts that must have completed before: their jobs' ids
-    after_end: dict[str, str]  # the same of those that must only have ended
+    begins_after: dict[str, str]  # the same of those that must only have ended
     supervisor: ProcessRecord
 
 

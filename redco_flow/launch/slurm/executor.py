@@ -487,7 +487,7 @@ def _group(attempts: Sequence[AttemptDirectory]) -> dict[str, list[str]]:
 
 def _before(upstream: Sequence[CallJob], after_end: Sequence[CallJob]) -> dict[str, dict[str, str]]:
     """Return the part of job.json on the jobs that one waits for."""
-    jobs = {"waits_for": upstream, "after_end": after_end}
+    jobs = {"waits_for": upstream, "begins_after": after_end}
     return {key: {str(one.attempt.path): one.job_id for one in its} for key, its in jobs.items()}
 
 

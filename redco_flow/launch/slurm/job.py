@@ -354,7 +354,7 @@ class SlurmJob(CallJob):
             return
         self._dropped_at = view.asked_at
         record = self._record_of_pack() if self._pack is not None else self._record
-        before = {**record.get("waits_for", {}), **record.get("after_end", {})}
+        before = {**record.get("waits_for", {}), **record.get("begins_after", {})}
         jobs = [
             SlurmJob(path, job_id)
             for path, job_id in before.items()
