@@ -32,8 +32,8 @@ Changes = Mapping[str, Any]
 MOST_CPU_SECONDS = 600.0
 """When no more settings are tried."""
 
-# Compared estimates were at most 21 % too high (docs/design/memory.md); too low ones are compiled.
-_CLEARLY = 1.25
+# Compared estimates were at most 6 % too high (docs/design/memory.md); too low ones are compiled.
+_CLEARLY = 1.10
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
