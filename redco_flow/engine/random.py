@@ -82,7 +82,9 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, site: int) -> jax
     if keys is None or rate == 0:
         return x
     is_kept = keep_mask(fold_in(keys, site), x.shape[1:], rate)
-    return jnp.where(is_kept, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
+    # Rounded to 8 bits itself, the factor would make all that is kept too large or too small.
+    kept = (x * np.float32(1 / (1 - rate))).astype(x.dtype)
+    return jnp.where(is_kept, kept, jnp.zeros((), x.dtype))
 
 
 def keep_mask(keys: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:

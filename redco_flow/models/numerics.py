@@ -10,9 +10,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 # Far below any score, far above float32's lowest: sums of a few of these stay finite.
 MASKED = -1e9
+
+
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """Multiply by a constant and round the result alone.
+
+    A constant in the dtype of `x` is off for all elements alike: 1/12 by 0.2% in bfloat16.
+    """
+    return (x * np.float32(factor)).astype(x.dtype)
 
 
 @partial(jax.checkpoint, static_argnums=2, prevent_cse=False)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,10 @@ def test_between_them_the_model_has_its_say(position):
     np.testing.assert_array_equal(found, jax.nn.softmax(LOGITS))
 
 
-def test_any_of_several_last_tokens_may_be_chosen():
-    found = probabilities(ForcedTokens(last=(2, 6)), 3)
+def test_the_lowest_of_several_last_tokens_is_certain():
+    """As the first of transformers' equal scores; half a chance each would cost beams log(2)."""
+    forced = ForcedTokens.of(SimpleNamespace(forced_eos_token_id=(6, 2)))
 
-    np.testing.assert_allclose(found[..., [2, 6]], 0.5)
+    found = probabilities(forced, 3)
+
+    np.testing.assert_array_equal(found, np.broadcast_to(np.eye(7)[2], (2, 3, 7)))

@@ -21,7 +21,7 @@ from redco_flow.models.attention.context import SequenceOrder
 from redco_flow.models.attention.grouped import cap, split_bias, split_groups
 from redco_flow.models.attention.rotary import Rotation
 from redco_flow.models.layer_config import AttentionConfig
-from redco_flow.models.numerics import softmax, softmax_with_sinks, wide_einsum
+from redco_flow.models.numerics import scaled, softmax, softmax_with_sinks, wide_einsum
 
 KeysValues = tuple[jax.Array, jax.Array]
 CacheT = TypeVar("CacheT", bound=Any)
@@ -219,7 +219,7 @@ def attend_cached(
     """
     num_groups = kept.blocks[0][0].shape[1]
     # Beams and a group's heads are the rows of one product, which is how compilers do it fastest.
-    rows = jnp.swapaxes(split_groups(query * config.scale, num_groups), 1, 2)
+    rows = jnp.swapaxes(split_groups(scaled(query, config.scale), num_groups), 1, 2)
     lead = rows.shape[:-1]
     scores = jnp.concatenate(
         [wide_einsum("bgqk,bgmk->bgqm", _rows(rows), keys) for keys, _ in kept.blocks], axis=-1

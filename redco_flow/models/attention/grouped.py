@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from redco_flow.engine.random import dropout
 from redco_flow.models.attention.bias import Biases, as_arrays, band_bias
 from redco_flow.models.layer_config import AttentionConfig
-from redco_flow.models.numerics import softmax, softmax_with_sinks, wide_einsum
+from redco_flow.models.numerics import scaled, softmax, softmax_with_sinks, wide_einsum
 
 Window = int | jax.Array | None
 
@@ -44,7 +44,7 @@ def attend_grouped(
     """
     band = band_bias(query.shape[1], key.shape[1], is_causal=config.is_causal, window=window)
     added = as_arrays(biases) if band is None else (band, *as_arrays(biases))
-    grouped = split_groups(query * config.scale, key.shape[2])
+    grouped = split_groups(scaled(query, config.scale), key.shape[2])
     scores = cap(wide_einsum("bqgrk,bmgk->bgrqm", grouped, key), config.cap)
     for bias in added:
         scores = scores + split_bias(bias, key.shape[2])

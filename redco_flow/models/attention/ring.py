@@ -39,6 +39,7 @@ from redco_flow.models.attention.ring_turns import (
 from redco_flow.models.attention.splash import splash_attend
 from redco_flow.models.attention.triton import triton_attend
 from redco_flow.models.layer_config import AttentionConfig
+from redco_flow.models.numerics import scaled
 from redco_flow.models.transformer.saved_activations import named_in_parts
 
 
@@ -106,7 +107,7 @@ def ring_attend(
         dropout_keys=dropout_keys if kernel == "xla" else None,
         sinks=None if sinks is None else sinks.astype(jnp.float32).reshape(key.shape[2], -1),
     )
-    grouped = split_groups(query * config.scale, key.shape[2])
+    grouped = split_groups(scaled(query, config.scale), key.shape[2])
     multiple = _Layout.of(kernel).row_multiple
 
     def filled(x: jax.Array, length: int) -> jax.Array:

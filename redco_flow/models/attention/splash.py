@@ -18,6 +18,7 @@ from redco_flow.models.attention.bias import Biases, SameDocument, VisibleKeys
 from redco_flow.models.attention.grouped import Window
 from redco_flow.models.attention.kernel_calls import HIDDEN, KEPT, on_shards, padded_to
 from redco_flow.models.layer_config import AttentionConfig
+from redco_flow.models.numerics import scaled
 
 # What a block's length is a multiple of, and the lengths that are tried, the fastest first.
 _LANES = 128
@@ -63,7 +64,7 @@ def splash_attend(
         return attended
 
     segments = _segments(config, query, key, biases)
-    return on_shards(attend, number, (query * config.scale, key, value), segments)
+    return on_shards(attend, number, (scaled(query, config.scale), key, value), segments)
 
 
 def _attend_rows(

@@ -83,7 +83,7 @@ class _Chunked:
         projected = product(x, wi)
         active = activate(projected + biases[0] if biases else projected, self.config.activation)
         if units is not None:
-            active = active * self._factors(units, *drawn).astype(active.dtype)
+            active = (active * self._factors(units, *drawn)).astype(active.dtype)
         return product(active, wo)
 
     def _factors(self, units: jax.Array, keys: jax.Array, places: jax.Array) -> jax.Array:

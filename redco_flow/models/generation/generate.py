@@ -19,12 +19,10 @@ from redco_flow.engine.random import example_keys
 from redco_flow.models.attention.context import num_context_shards
 from redco_flow.models.generation.beam import EarlyStopping, beam_search
 from redco_flow.models.generation.greedy import (
-    EndTokens,
     Generated,
     Growth,
     OnToken,
     ProcessScores,
-    is_end,
     segment_length,
     token_search,
 )
@@ -39,13 +37,23 @@ from redco_flow.models.generation.sampling import Sampling, draw, keys_of_sequen
 
 
 class ForcedTokens(NamedTuple):
-    """The token that has to come first, and the tokens of which one has to be last; None: any.
+    """The tokens that have to come first and last; None: any.
 
     The last counts where there is room for one token only.
     """
 
     first: int | None = None
-    last: EndTokens | None = None
+    last: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> ForcedTokens:
+        """Return what a family's config says, if it is one that says such things.
+
+        Of several last tokens it is the lowest, with log-probability 0, as in transformers.
+        """
+        last = getattr(config, "forced_eos_token_id", None)
+        last = min(last, default=None) if isinstance(last, tuple) else last
+        return cls(getattr(config, "forced_bos_token_id", None), last)
 
 
 def with_forced_tokens(
@@ -72,7 +80,7 @@ def _force(
 ) -> jax.Array:
     for token, place in ((forced.first, 0), (forced.last, max_new_tokens - 1)):
         if token is not None:
-            only = jnp.where(is_end(jnp.arange(logits.shape[-1]), token), 0.0, -jnp.inf)
+            only = jnp.where(jnp.arange(logits.shape[-1]) == token, 0.0, -jnp.inf)
             logits = jnp.where(position == place, only, logits)
     return logits
 
@@ -168,7 +176,7 @@ def generate(
         **({} if growth is None else {"room": growth.room}),
     )
     step = partial(model.decode_step, config, params)
-    forced = _forced(config)
+    forced = ForcedTokens.of(config)
     process = processor(processing, read, special_tokens["eos_token_id"])
     found: Generated = search(
         with_forced_tokens(step, forced, max_new_tokens),
@@ -233,13 +241,6 @@ def _drawing_keys(
     if keys is None:
         raise ValueError("sampling needs rngs: one key per row.")
     return keys_of_sequences(keys, num_sequences)
-
-
-def _forced(config: Any) -> ForcedTokens:
-    """Return what the family's config says, if it is one that says such things."""
-    return ForcedTokens(
-        getattr(config, "forced_bos_token_id", None), getattr(config, "forced_eos_token_id", None)
-    )
 
 
 def _start_encoder_decoder(

@@ -22,11 +22,17 @@ from redco_flow.models.layer_config import AttentionConfig, ClampedGate, MlpConf
 from redco_flow.models.numerics import layer_norm, rms_norm
 from redco_flow.models.projections import SplitKernel, num_groups_held, product, wide_product
 
+
+def _wide(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Compute in float32: 8 bits of 1 + tanh(x) have nothing left of GELU below -3."""
+    return lambda x: function(x.astype(jnp.float32)).astype(x.dtype)
+
+
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,
-    "gelu": partial(nn.gelu, approximate=False),
-    "gelu_new": partial(nn.gelu, approximate=True),
-    "silu": nn.silu,
+    "gelu": _wide(partial(nn.gelu, approximate=False)),
+    "gelu_new": _wide(partial(nn.gelu, approximate=True)),
+    "silu": _wide(nn.silu),
 }
 
 
@@ -42,10 +48,11 @@ def activate(projected: jax.Array, activation: str) -> jax.Array:
 
 @partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
 def clamped_gate(projected: jax.Array, gate: ClampedGate) -> jax.Array:
-    """Bring both gates together as gpt-oss does: (…, 2, F) to (…, F)."""
-    first = jnp.minimum(projected[..., 0, :], gate.limit)
-    second = jnp.clip(projected[..., 1, :], -gate.limit, gate.limit)
-    return first * nn.sigmoid(gate.alpha * first) * (second + 1)
+    """Bring both gates together as gpt-oss does: (…, 2, F) to (…, F); float32 inside."""
+    wide = projected.astype(jnp.float32)
+    first = jnp.minimum(wide[..., 0, :], gate.limit)
+    second = jnp.clip(wide[..., 1, :], -gate.limit, gate.limit)
+    return (first * nn.sigmoid(gate.alpha * first) * (second + 1)).astype(projected.dtype)
 
 
 @partial(jax.checkpoint, static_argnums=1, prevent_cse=False)

@@ -36,6 +36,7 @@ from redco_flow.models.attention.cache import (
 from redco_flow.models.config import EncoderDecoderConfig, StackConfig
 from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.family import Params
+from redco_flow.models.numerics import scaled
 from redco_flow.models.transformer.blocks import Linear, normal, zeros
 from redco_flow.models.transformer.decoding_layers import (
     cast_for_products,
@@ -89,7 +90,7 @@ class EncoderDecoder(LanguageModel):
         """Bring the decoder's result (B, T, D) to what the head takes."""
         c = self.config
         if c.head_scale != 1.0:
-            hidden = hidden * c.head_scale
+            hidden = scaled(hidden, c.head_scale)
         kernel = self.embedding.T if c.tie_word_embeddings else self.lm_head
         bias = None
         if c.has_logits_bias:
