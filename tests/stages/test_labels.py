@@ -64,7 +64,12 @@ def test_names_of_classes_are_those_of_the_training_data_sorted(bench):
 
 @pytest.mark.parametrize(
     ("values", "names"),
-    [([10, 9, -1], [-1, 9, 10]), (["10", "9", "b", "a"], ["9", "10", "a", "b"])],
+    [
+        ([10, 9, -1], [-1, 9, 10]),
+        (["10", "9", "b", "a"], ["9", "10", "a", "b"]),
+        ([True, False], [0, 1]),
+        ([1.0, np.float32(0)], [0, 1]),
+    ],
 )
 def test_numbers_are_sorted_by_what_they_count(values, names):
     labels = ClassLabels()
