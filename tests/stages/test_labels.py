@@ -95,6 +95,18 @@ def test_a_recipe_predicts_names_that_stand_in_its_checkpoint(bench):
     assert scores["baselines"]["most_frequent_target"]["metrics"]["accuracy"] < 60
 
 
+def test_predictions_of_validation_rows_are_warned_of_unless_the_pipeline_names_them(bench, caplog):
+    dataset = dataset_of(bench, blobs(["ham", "spam"]), validation_fraction=0.2)
+    trained = bench.run(train, TRAIN, {"dataset": [dataset]})["checkpoint/last"]
+    inputs = {"dataset": [dataset], "checkpoint": [trained]}
+
+    bench.run(predict, RECIPE | {"split": "validation"}, inputs)
+    assert "no test split" not in caplog.text
+    bench.run(predict, RECIPE, inputs)
+
+    assert "no test split" in caplog.text
+
+
 def test_every_shard_finds_the_same_classes_as_one_process_does(bench):
     path = rows_file(bench.root, blobs([3, 1, 2], 300))
     config = preprocess.Config.from_json(RECIPE | {"data": {"train": path, **HELD_OUT}})
