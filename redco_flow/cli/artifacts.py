@@ -158,7 +158,7 @@ def _artifacts(options: argparse.Namespace) -> int:
         return 0
     if options.kind and not found:
         kinds = sorted({one.kind for one in ArtifactStore(workspace_of(options)).list()})
-        print(f"no artifacts of kind '{options.kind}'; kinds here: {', '.join(kinds) or 'none'}")
+        print(f"there are no artifacts of this kind; kinds here: {', '.join(kinds) or 'none'}")
         return 0
     rows = [_artifact_row(artifact, named.get(artifact.id, [])) for artifact in found]
     header = ["ARTIFACT", "KIND", "SIZE", "STAGE", "RUN", "PATH", "ALIASES" if named else ""]
