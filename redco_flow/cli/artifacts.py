@@ -131,7 +131,7 @@ def register(verbs: Verbs) -> None:
     )
     why.add_argument("--all", action="store_true", help="also the settings left at their defaults")
     impact = verbs.add("impact", _impact)
-    impact.add_argument("target", metavar="ID", help="artifact id, @ALIAS, or a data file's BLAKE3")
+    impact.add_argument("target", metavar="ID", help="artifact id, @ALIAS, data file or its BLAKE3")
     verify = verbs.add("verify", _verify)
     verify.add_argument(
         "ids", nargs="*", metavar="ARTIFACT", help="artifacts to verify (default: all)"
@@ -155,6 +155,10 @@ def _artifacts(options: argparse.Namespace) -> int:
             for one in found
         ]
         print(json.dumps([{**one.manifest, **it} for one, it in zip(found, more, strict=True)]))
+        return 0
+    if options.kind and not found:
+        kinds = sorted({one.kind for one in ArtifactStore(workspace_of(options)).list()})
+        print(f"there are no artifacts of this kind; kinds here: {', '.join(kinds) or 'none'}")
         return 0
     rows = [_artifact_row(artifact, named.get(artifact.id, [])) for artifact in found]
     header = ["ARTIFACT", "KIND", "SIZE", "STAGE", "RUN", "PATH", "ALIASES" if named else ""]

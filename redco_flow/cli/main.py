@@ -171,6 +171,8 @@ def _refuse_unprintable_directory() -> None:
 def _take_overrides(parser: argparse.ArgumentParser, extras: list[str]) -> list[str]:
     """The words argparse left over: settings, or a mistake."""
     unknown = [word for word in extras if word.startswith("-") or not _is_setting(word)]
+    if unknown and unknown[0].partition("=")[0] in ("-w", "--workspace"):
+        parser.error("the workspace is the profile's: write profile.workspace=DIR")
     if unknown:
         parser.error(f"unknown argument {unknown[0]!r}; a setting is written key=value, without --")
     return extras

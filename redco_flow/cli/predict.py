@@ -145,7 +145,7 @@ def _write(
             yield row
 
     if options.output is not None:
-        _write_file(options.output, counted())
+        write_answers(options.output, counted())
     elif options.json:
         for _ in counted():
             pass
@@ -166,7 +166,7 @@ def _json_line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, default=str) + "\n"
 
 
-def _write_file(output: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_answers(output: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write all rows and give the file its name, or leave what was there."""
     growing = output.with_name(f".{output.name}.growing")
     try:
@@ -185,7 +185,7 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     import csv
 
     found = list(rows)
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, _columns(found), restval="")
         writer.writeheader()
         writer.writerows({key: _cell(one) for key, one in row.items()} for row in found)
@@ -193,7 +193,9 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _cell(value: Any) -> Any:
     is_plain = value is None or isinstance(value, str | int | float)
-    return value if is_plain and not isinstance(value, bool) else json.dumps(value, default=str)
+    if is_plain and not isinstance(value, bool):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -204,10 +206,10 @@ def _write_parquet(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     columns = {name: [row.get(name) for row in found] for name in _columns(found)}
     try:
         pyarrow.parquet.write_table(pa.table(columns), path)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeEncodeError) as error:
         raise UsageError(
-            f"a column has values of several types, which Parquet has not: {error}. Repeat the "
-            "command with -o OUT.jsonl; the predictions are reused."
+            f"a column has texts or types that Parquet has not: {error}. Repeat the command with "
+            "-o OUT.jsonl; the predictions are reused."
         ) from error
 
 

@@ -46,9 +46,13 @@ class Fit(StrictModel):
 
     The columns are by the key of `data` that names them (`columns.NAME` of a recipe of rows);
     other keys are names that cannot be changed.
+
+    Args:
+        optional: names of columns that are read too where the file has them.
     """
 
     columns: dict[str, Column]
+    optional: list[str] = Field(default_factory=list)
     data: dict[str, Any] = Field(default_factory=dict)
 
 

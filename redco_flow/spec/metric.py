@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 from redco_flow.spec.names import (
     PYTHON_PREFIX,
     NoSuchModuleError,
+    dotted_name_advice,
     import_named,
     known_modules,
     named_module,
@@ -222,8 +223,7 @@ def find_any_metric(name: str) -> AnyMetric:
     if not is_own and name not in known:
         raise ValueError(
             f"there is no metric '{name}'{nearest(name, known)} Known metrics: {', '.join(known)}; "
-            "or the dotted name of a module with KEYS and compute: own.metric is own/metric.py, "
-            "python:metric is metric.py."
+            f"{dotted_name_advice(name)}"
         )
     if not all(part.isidentifier() for part in name.removeprefix(PYTHON_PREFIX).split(".")):
         raise ValueError(f"{name!r} is no metric's name: words of a module's name, joined by dots.")

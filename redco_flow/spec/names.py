@@ -174,7 +174,10 @@ def dotted_name_advice(name: str) -> str:
     # Unlike pathlib's, this is no error where the name is too long for a file.
     if _PLAIN_NAME.fullmatch(name) and os.path.isfile(f"{name}.py"):  # noqa: PTH113
         return f"{name}.py of your own is '{PYTHON_PREFIX}{name}'."
-    return "or the dotted name of an importable module."
+    return (
+        "or the dotted name of an importable module: own.module is own/module.py, python:module is "
+        "module.py."
+    )
 
 
 def _find_spec(dotted: str) -> ModuleSpec | None:

@@ -27,7 +27,8 @@ Span = tuple[int, int]
 
 CHATML = (
     "{% for message in messages %}"
-    "{% if message['tool_calls'] %}{{ raise_exception('chatml has no calls of tools') }}{% endif %}"
+    "{% if tools or message['tool_calls'] %}{{ raise_exception("
+    "'chatml has no tools: name a template that has, data.chat_template: FILE.jinja') }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}"

@@ -305,8 +305,10 @@ def _from_alpaca(fields: Mapping[str, Any]) -> list[Message]:
 def _from_prompt(fields: Mapping[str, Any]) -> list[Message]:
     prompt, completion = fields["prompt"], fields["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
-        return [*_system(fields.get("system")), *_exchange(prompt, completion)]
-    return read_messages(prompt, "prompt") + read_messages(completion, "completion")
+        messages = _exchange(prompt, completion)
+    else:
+        messages = read_messages(prompt, "prompt") + read_messages(completion, "completion")
+    return [*_system(fields.get("system")), *messages]
 
 
 def _system(content: Any) -> list[Message]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from redco_flow.errors import UsageError
+from redco_flow.local_paths import expanded, is_file
+from redco_flow.records import digest_file
 from redco_flow.tracking.aliases import AliasStore, artifact_id_of, is_alias
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import State
@@ -37,8 +39,8 @@ def impact(workspace: Workspace, id_or_prefix: str) -> ImpactNode:
 
     Args:
         workspace: need not be writable.
-        id_or_prefix: an artifact's id or its beginning, an alias, or a data file's BLAKE3 or its
-            first 6 digits or more.
+        id_or_prefix: an artifact's id or its beginning, an alias, a data file, or its BLAKE3 or
+            the first 6 digits or more of it.
 
     Raises:
         ArtifactError, UsageError: none or several things fit.
@@ -47,6 +49,14 @@ def impact(workspace: Workspace, id_or_prefix: str) -> ImpactNode:
     for result in list_results(workspace):
         graph.add(result)
     text = id_or_prefix.strip().lower()
+    path = expanded(id_or_prefix)
+    if not _DIGEST_PREFIX.fullmatch(text) and is_file(path):
+        text = digest_file(path)
+        if text not in graph.data:
+            raise UsageError(
+                f"{path}: no stage with a result in {workspace.root} has read this file as it is "
+                "now; `redco-flow why` names the data that a result was made from."
+            )
     if _DIGEST_PREFIX.fullmatch(text):
         files = {one: name for one, name in graph.data.items() if one.startswith(text)}
         if len(files) == 1:

@@ -373,7 +373,7 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
     if text and fitting:
         listed = some_of(fitting, _MAX_CANDIDATES)
         raise UsageError(f"{text!r} fits {len(fitting)} runs: {listed}. Add letters.")
-    raise UsageError(f"no run {text!r} in {workspace.root}; there are last, {_nearest(text, ids)}")
+    raise UsageError(f"no run {text!r} in {workspace.root}; {_nearest(text, ids)}")
 
 
 def is_damaged(run: RunDirectory) -> bool:
@@ -440,4 +440,6 @@ def _nearest(text: str, ids: Sequence[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(text, ids, n=3, cutoff=0.3)
-    return some_of(near or ids, _MAX_CANDIDATES)
+    if near:
+        return f"did you mean {some_of(near, _MAX_CANDIDATES)}? `redco-flow ls` lists all runs."
+    return f"there are last, {some_of(ids, _MAX_CANDIDATES)}"

@@ -38,12 +38,22 @@ KNOWN = {
     "sharegpt": (
         "chat",
         {"format": "sharegpt", "messages_key": "conversations"},
-        lambda text, n: {"conversations": turns(text, "yes", "from", "value", "human", "gpt")},
+        lambda text, n: {
+            "conversations": turns(text, "yes", "from", "value", "human", "gpt"),
+            "system": "Be brief.",
+        },
     ),
     "alpaca": (
         "chat",
         {"format": "alpaca"},
-        lambda text, n: {"instruction": text, "input": "", "output": "yes", "text": f"{text} yes"},
+        lambda text, n: {
+            "instruction": text,
+            "input": "",
+            "output": "yes",
+            "text": f"{text} yes",
+            "system": "Be brief.",
+            "history": [["Hello", "Hi"]],
+        },
     ),
     "completions": (
         "chat",
@@ -113,7 +123,7 @@ KNOWN = {
     "flags": (
         "classification",
         {"source_key": "text", "target_key": "is_spam"},
-        lambda text, n: {"text": text if n else "photo.png", "is_spam": n % 2},
+        lambda text, n: {"text": text if n else "photo.png", "is_spam": n % 2 == 1},
     ),
     "many_whole_numbers": (
         "regression",
@@ -250,7 +260,7 @@ def test_the_rows_after_the_head_are_not_read(here, capsys):
 @pytest.mark.parametrize(
     ("row", "words", "said"),
     [
-        ({"a": True, "b": [1]}, [], "the columns fit no recipe. Its columns: a (neither texts"),
+        ({"a": True, "b": [1]}, [], "the columns fit no recipe. Its columns: a (booleans), b (n"),
         ({"a": "x y", "n": 3}, [], "the columns fit classification and regression equally well"),
         ({"a": "x y", "n": 3}, ["--recipe", "chat"], "the columns do not fit chat. Its columns"),
         ({"text": "x"}, ["--recipe", "clasification"], "did you mean 'classification'?"),
@@ -282,7 +292,6 @@ DOUBTFUL = {
         lambda text, n: {"text": text, "stars_given": n % 5, "day": "May 1"},
         PLAIN,
     ),
-    "booleans": (lambda text, n: {"text": text, "spam": n % 2 == 0}, f"{PLAIN}'spam'"),
     "several_labels": (lambda text, n: {"text": text, "tags": ["a"]}, f"{PLAIN}'tags'"),
     "a_context": (
         lambda text, n: (

@@ -1,6 +1,7 @@
 """evaluate and compare on predictions written by hand, against numbers from elsewhere."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from redco_flow.records import digest_json
 from redco_flow.runtime.context import Output, StageOutputs
 from redco_flow.stages.artifacts.predictions import (
     PredictionsSummary,
+    Targets,
     read_predictions,
     write_predictions,
 )
@@ -158,6 +160,13 @@ def test_an_evaluation_names_its_checkpoint_data_and_config(bench):
     assert record["data"] == summary.data == "d" * 64
     config = evaluate.Config.from_json({"metrics": ["bleu", "exact_match"]})
     assert record["config"] == summary.config == digest_json(config.model_dump(mode="json"))
+
+
+def test_a_score_that_is_not_among_the_keys_of_its_metric_is_refused():
+    metric = SimpleNamespace(KEYS={"good": "max"}, compute=lambda *_: {"god": 1.0})
+
+    with pytest.raises(ValueError, match="returned the scores god, and its KEYS are good"):
+        Targets([["a"]], [{}]).score("python:own", metric, ["a"])
 
 
 def test_the_report_of_scores_is_plain_json(bench):

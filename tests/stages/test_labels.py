@@ -64,7 +64,12 @@ def test_names_of_classes_are_those_of_the_training_data_sorted(bench):
 
 @pytest.mark.parametrize(
     ("values", "names"),
-    [([10, 9, -1], [-1, 9, 10]), (["10", "9", "b", "a"], ["9", "10", "a", "b"])],
+    [
+        ([10, 9, -1], [-1, 9, 10]),
+        (["10", "9", "b", "a"], ["9", "10", "a", "b"]),
+        ([True, False], [0, 1]),
+        ([1.0, np.float32(0)], [0, 1]),
+    ],
 )
 def test_numbers_are_sorted_by_what_they_count(values, names):
     labels = ClassLabels()
@@ -88,6 +93,18 @@ def test_a_recipe_predicts_names_that_stand_in_its_checkpoint(bench):
     assert {line.prediction for line in lines} == {"apple", "fig", "pear"}
     assert scores["metrics"]["accuracy"] > 90
     assert scores["baselines"]["most_frequent_target"]["metrics"]["accuracy"] < 60
+
+
+def test_predictions_of_validation_rows_are_warned_of_unless_the_pipeline_names_them(bench, caplog):
+    dataset = dataset_of(bench, blobs(["ham", "spam"]), validation_fraction=0.2)
+    trained = bench.run(train, TRAIN, {"dataset": [dataset]})["checkpoint/last"]
+    inputs = {"dataset": [dataset], "checkpoint": [trained]}
+
+    bench.run(predict, RECIPE | {"split": "validation"}, inputs)
+    assert "no test split" not in caplog.text
+    bench.run(predict, RECIPE, inputs)
+
+    assert "no test split" in caplog.text
 
 
 def test_every_shard_finds_the_same_classes_as_one_process_does(bench):

@@ -397,6 +397,8 @@ CSV_FAULTS = {
     "too few fields": (b"source,target\na,b\na\na,b\n", 3, "wrong number of fields: 1"),
     "too many fields": (b"source,target\na,b\na,b,c\n", 3, "the header has 2: source, target"),
     "open quote": (b'source,target\na,b\n"a,b\na,b\n', 3, "never closed"),
+    "text after quotes": (b'source,target\na,b\n"a" c,b\n', 3, "quoting: none"),
+    "old Mac": (b"source,target\ra,b\r", 1, "convert the file"),
     "nul": (b"source,target\na,b\na\0,b\n", 3, "NUL byte"),
     "not utf-8": (b"source,target\na,b\n\xff,b\n", 3, "not UTF-8"),
     "overlong": (b"source,target\na,b\n" + b"a" * (MAX_LINE_BYTES + 9) + b",b\n", 3, "too long"),

@@ -69,8 +69,8 @@ def test_null_labels_and_labels_of_no_class_are_reported(problems, name):
     found = problems("classification", LABELS, settings=OF_CLASSES, name=name)
 
     assert found == [
-        f"{name}:3: field 'target' is no class: it is NoneType; classes are texts or whole "
-        "numbers (so are 2 more of the first 6 rows); 3 of the first 6 rows are bad: " + SKIP
+        f"{name}:3: field 'target' is no class: it is null; classes are texts, whole numbers "
+        "or booleans (so are 2 more of the first 6 rows); 3 of the first 6 rows are bad: " + SKIP
     ]
 
 
@@ -94,10 +94,10 @@ def test_a_split_whose_labels_are_hidden_is_no_problem_but_others_are(tmp_path, 
         assert found("classification", classes=["no", "yes"]) == []
         assert found("text_to_text") == []
     write("test", [None, "yes"])
-    assert "it is NoneType" in found("classification", classes=["no", "yes"])[0][1]
+    assert "it is null" in found("classification", classes=["no", "yes"])[0][1]
     write("test", ["yes"])
     write("train", [None, None])
-    assert "it is NoneType" in found("classification", classes=["no", "yes"])[0][1]
+    assert "it is null" in found("classification", classes=["no", "yes"])[0][1]
 
 
 def test_numbers_are_checked_like_classes(problems):
@@ -113,10 +113,13 @@ def test_a_null_text_of_a_table_is_reported(problems):
 
     (found,) = problems("text_to_text", rows, name="rows.parquet")
 
-    assert found.startswith("rows.parquet:2: field 'target' is not text: it is NoneType")
+    assert found.startswith("rows.parquet:2: field 'target' is not text: it is null")
 
 
-CHATML_FAILS = "the chat template fails: chatml has no calls of tools"
+CHATML_FAILS = (
+    "the chat template fails: chatml has no tools: name a template that has, "
+    "data.chat_template: FILE.jinja"
+)
 
 
 @pytest.mark.parametrize("data", [TRAINED, f"chat_template: chatml\n  {TRAINED}"])

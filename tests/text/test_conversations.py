@@ -76,8 +76,8 @@ TOLD = {"role": "tool", "content": "3"}
         ),
         (
             ChatColumns("prompt_completion"),
-            {"prompt": [ASKED], "completion": [ANSWERED]},
-            [ASKED, ANSWERED],
+            {"prompt": [ASKED], "completion": [ANSWERED], "system": "Be brief."},
+            [{"role": "system", "content": "Be brief."}, ASKED, ANSWERED],
         ),
     ],
 )

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from blake3 import blake3
 
 from redco_flow.errors import UsageError
 from redco_flow.records import write_json
@@ -327,6 +328,23 @@ def test_the_impact_of_a_data_file_is_everything_made_from_it(workspace, demo):
     assert (node.type, node.name) == ("data", "train.csv")
     made = {one.id for one in node.walk() if one.type == "artifact"}
     assert made == {demo.dataset, demo.last, demo.best, demo.predictions, demo.metrics}
+
+
+def test_a_data_file_is_named_by_its_path_and_one_that_no_stage_read_is_refused(
+    workspace, tmp_path
+):
+    file = tmp_path / "rows.csv"
+    file.write_text("a,b\n")
+    Pipeline(workspace, tmp_path).stage(
+        "preprocess", {"dataset": "rows"}, data={"rows.csv": blake3(file.read_bytes()).hexdigest()}
+    )
+
+    found = impact(workspace, str(file))
+    file.write_text("a,c\n")
+
+    assert [one.type for one in found.walk()] == ["data", "artifact"]
+    with pytest.raises(UsageError, match="has read this file as it is now"):
+        impact(workspace, str(file))
 
 
 def test_the_impact_of_an_artifact_is_what_took_it_in(workspace, demo):

@@ -56,10 +56,16 @@ class Targets:
         """Score predictions by a metric, which messages call `name`.
 
         Raises:
-            ValueError: it cannot read them.
+            ValueError: it cannot read them, or returns other scores than its `KEYS` names.
         """
         check_predictions(name, metric, predictions)
-        return metric.compute(predictions, self.of(metric))
+        scores = metric.compute(predictions, self.of(metric))
+        if scores.keys() != metric.KEYS.keys():
+            raise ValueError(
+                f"the metric '{name}' returned the scores {', '.join(scores) or '(none)'}, and its "
+                f"KEYS are {', '.join(metric.KEYS)}: give both the same names."
+            )
+        return scores
 
 
 def targets_of(examples: Sequence[Mapping[str, Any]], summary: DatasetSummary) -> Targets:

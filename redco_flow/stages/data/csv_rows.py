@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 _QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
 
+_QUOTES_ARE_TEXT = "; if quotes are part of the texts: data.csv: {quoting: none}"
+
+
 @dataclass(frozen=True)
 class Dialect:
     """The dialect of a file, as far as a pipeline gives it; see `CsvDialect`.
@@ -178,9 +181,13 @@ def _bad_csv_row(path: Path, line: int, lines: TextLines, error: Exception) -> B
     if isinstance(error, BadLine):
         return BadRow(f"{path}:{lines.line}", error.reason, error.detail)
     detail = str(error)
-    if "end of data" in detail:
+    if "new-line" in detail:
+        detail = "a carriage return without a line feed: convert the file: tr '\\r' '\\n'"
+    elif "end of data" in detail:
         detail = (
-            f"the quote that opens in this row is never closed (the file ends at {lines.line}); if "
-            "quotes are part of the texts: data.csv: {quoting: none}"
+            f"the quote that opens in this row is never closed (the file ends at {lines.line})"
+            f"{_QUOTES_ARE_TEXT}"
         )
+    elif "expected after" in detail:
+        detail = f"a quoted field goes on after its closing quote{_QUOTES_ARE_TEXT}"
     return BadRow(f"{path}:{line}", "not CSV", detail)

@@ -99,7 +99,8 @@ def problem_of_field(fields: Mapping[str, Any], key: str) -> tuple[str, str] | N
     """Say that a row lacks a field as (reason, detail), or None."""
     if key in fields:
         return None
-    detail = f"its fields are {', '.join(map(str, fields)) or '(none)'}"
+    names = (name if name == name.strip() else repr(name) for name in map(str, fields))
+    detail = f"its fields are {', '.join(names) or '(none)'}"
     if len(fields) == 1:
         detail += delimiter_hint(str(next(iter(fields))))
     return f"no field '{key}'", detail
@@ -120,7 +121,7 @@ def problem_of_text(fields: Mapping[str, Any], key: str) -> tuple[str, str] | No
         return problem
     value = fields[key]
     if not isinstance(value, str):
-        return f"field '{key}' is not text", _kind_of(value)
+        return f"field '{key}' is not text", kind_of(value)
     if not value or value.isspace():
         return f"field '{key}' is empty", ""
     if "\0" in value:
@@ -134,7 +135,10 @@ def problem_of_text(fields: Mapping[str, Any], key: str) -> tuple[str, str] | No
     return None
 
 
-def _kind_of(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Say of which type a value is."""
+    if value is None:
+        return "it is null"
     if isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value):
         return (
             f"it is a conversation of {len(value)} turns; write what a model is given and what it "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,13 @@ from redco_flow.text.special_tokens import cut_before
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.tracking.metrics_artifact import Prediction
 
+logger = logging.getLogger(__name__)
+
+_NO_TEST_SPLIT = (
+    "the dataset has no test split, so validation rows are predicted: a checkpoint that was chosen "
+    "by them scores too well on them; data.test_fraction holds other rows out, and `split: "
+    "validation` says that these are meant."
+)
 # What the ids of a text's second and further windows end with.
 _WINDOW = re.compile(r"#\d+$")
 
@@ -106,6 +114,9 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     _check(dataset, checkpoint, config)
     _check_reference(context, checkpoint, config)
     split = config.split or ("test" if dataset.has("test") else "validation")
+    if config.split is None and split == "validation":
+        context.report(warning=_NO_TEST_SPLIT)
+        logger.warning("%s", _NO_TEST_SPLIT)
     rows = dataset.split(split)
     examples = rows.__getitems__(range(min(len(rows), config.num_examples or len(rows))))
     predictor = _Prediction(context, config, dataset, checkpoint, split)

@@ -87,6 +87,11 @@ class _Choice:
         return max(1, self.num_gpus // self.num_model_shards)
 
     @property
+    def optional(self) -> list[str]:
+        """The columns of the file that are read where there are some."""
+        return [name for name in self.found.fit.optional if self.head.columns.get(name)]
+
+    @property
     def empties(self) -> dict[str, int]:
         """The number of rows without a value, by column; `any` may be empty."""
         needed = (
@@ -100,8 +105,9 @@ class _Choice:
         lengths = {}
         bytes_per_token = 3 if self.model else 2  # a vocabulary that is trained here is small
         for key, columns in self.starter.lengths.items():
+            names = [self.found.names[c] for c in columns if c in self.found.names]
             texts = [
-                self.head.columns[self.found.names[c]] for c in columns if c in self.found.names
+                self.head.columns[name] for name in (*names, *(self.optional if names else ()))
             ]
             num_bytes = sum(max(map(size_of, one), default=0) for one in texts)
             more = _TEMPLATE_TOKENS if key.endswith("max_length") else 8
@@ -275,6 +281,8 @@ def _notes(path: Path, choice: _Choice) -> Iterator[str]:
         for key, name in found.names.items()
     )
     yield f"recognised: {found.recipe}, {choice.starter.task}; {', '.join(how)}"
+    if choice.optional:
+        yield f"read too: {', '.join(map(shown, choice.optional))}"
     if unused := left_out(head, found):
         yield f"not used: {', '.join(map(shown, unused))}"
     for name, number in choice.empties.items():

@@ -19,7 +19,7 @@ from redco_flow.metrics.confusion import class_order
 from redco_flow.recipes.declared import DeclaredRecipe
 from redco_flow.recipes.recipe import CLASSES, NUMBERS, Class
 from redco_flow.stages.data.row_values import BadValue
-from redco_flow.stages.data.rows import problem_of_field, problem_of_text
+from redco_flow.stages.data.rows import kind_of, problem_of_field, problem_of_text
 from redco_flow.stages.data.source import Source
 
 MAX_CLASSES = 10_000
@@ -146,20 +146,21 @@ def are_ordered(labels: Labels | None) -> bool | None:
 
 
 def _class_name(fields: Mapping[str, Any], key: str, own: Sequence[str] | None) -> Class:
-    value = fields.get(key)
+    value: Any = fields.get(key)
     if isinstance(value, str) or key not in fields:
         if problem := problem_of_text(fields, key):
             raise BadValue(*problem)
         return str(value)
-    if isinstance(value, np.integer):
-        value = int(value)
-    if type(value) is not int:
-        raise _no_class(key, f"it is {type(value).__name__}; classes are texts or whole numbers")
+    # A column of whole numbers with a null in it is one of floats in pandas, and so in Parquet.
+    is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    if not is_whole and not isinstance(value, int | np.integer | np.bool_):
+        raise _no_class(key, f"{kind_of(value)}; classes are texts, whole numbers or booleans")
+    number = int(value)
     if not own:
-        return value
-    if not 0 <= value < len(own):
-        raise _no_class(key, f"{value} is no number of its {len(own)} classes")
-    return own[value]
+        return number
+    if not 0 <= number < len(own):
+        raise _no_class(key, f"{number} is no number of its {len(own)} classes")
+    return own[number]
 
 
 def _no_class(key: str, detail: str) -> BadValue:

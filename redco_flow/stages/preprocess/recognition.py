@@ -217,12 +217,16 @@ def _shown(values: Sequence[Any]) -> str:
     kinds = kinds_of(values)
     if not (what := next((text for kind, text in _SHOWN_KINDS.items() if kind in kinds), "")):
         return "neither texts nor numbers" if values else "empty"
+    if isinstance(values[0], bool):
+        what = "booleans"
     return f"{what}, {len(set(values)):,} different" if {"text", "number"} & kinds else what
 
 
 def left_out(head: FirstRows, found: Recognised) -> list[str]:
     """Return the columns of the file that the pipeline does not read."""
-    return [name for name in head.columns if name not in found.names.values()]
+    return [
+        name for name in head.columns if name not in (*found.names.values(), *found.fit.optional)
+    ]
 
 
 def _check_left_out(path: Path, head: FirstRows, found: Recognised) -> None:
@@ -324,7 +328,9 @@ def _match(recipe: str, fit: Fit, values: Mapping[str, list[Any]], how: How) -> 
             if name := next((one for one in others if _is_of_kind(column, values[one])), None):
                 chosen[key] = name
     rest = [key for key in fit.columns if key not in chosen]
-    free = [n for n in values if n not in chosen.values() and (how != "by_names" or not _is_id(n))]
+    free = [name for name in values if name not in chosen.values()]
+    if how == "by_names":
+        free = [name for name in free if name not in fit.optional and not _is_id(name)]
     if rest or how != "by_names":
         if len(free) != len(rest):
             return None
@@ -394,6 +400,8 @@ def _number(value: Any) -> float:
 def _kinds(value: Any) -> Iterator[Kind]:
     """Yield the kinds of one value of a column that does not only have numbers."""
     yield "any"
+    if isinstance(value, bool):
+        yield "class"
     if isinstance(value, str):
         yield "text"
         yield "answer"
