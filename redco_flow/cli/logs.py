@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.run.attempt_files import LogTail, clean_line
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.deletions import deletion_text, find_run_deletion
-from redco_flow.tracking.maker import Maker, find_maker
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import unless_damaged
+
+if TYPE_CHECKING:
+    from redco_flow.tracking.maker import Maker
 
 _MAX_LINE_BYTES = 1 << 16
 
@@ -81,6 +83,9 @@ def find_log(
         entry: the stage's, in the run's state.json.
         rank: which process's, or task's; None means the first that there is.
     """
+    # Imported here: who follows a run reads no logs, and lineage takes its time.
+    from redco_flow.tracking.maker import find_maker
+
     maker = find_maker(run, stage, entry)
     if maker is not None:
         made_at = log_of(maker.attempt, rank)

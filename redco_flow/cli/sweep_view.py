@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.tracking.attempt import State
+from redco_flow.records import change_mark
+from redco_flow.tracking.attempt import ENDED_RUN_STATES, State
 from redco_flow.tracking.locks import Lease, find_holder
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
@@ -30,50 +31,100 @@ _MARKS = {"min": "lowest", "max": "highest"}
 _MOST_LAUNCHERS = 4  # which may be killed one after the other while a run is followed
 _NUM_METRICS_SHOWN = 4
 _POLL_SECONDS = 0.5
+_PAUSE_PER_LOOK = 19.0  # of thousands of points a look takes its time
 
 
-def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
+class SweepLook(NamedTuple):
+    """The states of a sweep's points at one time.
+
+    Args:
+        points: each with its overrides, run, state, message, seconds and metrics.
+        runs: of the points, in the same order, each with its view.
+        is_queued: whether no process drives the runs, and a cluster's queue has their jobs.
+    """
+
+    state: State
+    points: list[dict[str, Any]]
+    runs: list[tuple[RunDirectory, dict[str, Any]]]
+    is_queued: bool
+
+
+class SweepReader:
+    """Reads the states of a sweep's points repeatedly; those of ended points once."""
+
+    def __init__(self, sweep: SweepDirectory) -> None:
+        self._sweep = sweep
+        self._ended: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
+
+    def look(self) -> SweepLook:
+        """Return the states as they are now.
+
+        Of a point that a sampler gave, the score is among the metrics. A point whose turn has not
+        come is WAITING while a process drives the sweep's runs, or while its jobs are in a
+        cluster's queue.
+        """
+        sweep = self._sweep
+        starter = find_holder(sweep)
+        search = sweep.search or {}
+        metric = f"{search.get('stage')}/{search.get('metric')}"
+        sampled = sweep.read_sampled_points()
+        scores = {one.run: {metric: one.score} for one in sampled if one.score is not None}
+        points: list[dict[str, Any]] = []
+        runs: list[tuple[RunDirectory, dict[str, Any]]] = []
+        for point in sweep.points:
+            directory = sweep.run_of(point)
+            run = self._read_run(directory)
+            runs.append((directory, run))
+            points.append(
+                {
+                    "point": point.overrides,
+                    "run": point.run,
+                    "state": _point_state(directory, run, starter, is_ahead=sweep.is_ahead),
+                    "message": run["message"],
+                    "seconds": run["seconds"],
+                    "metrics": scores.get(point.run, {}) | run["metrics"],
+                }
+            )
+        is_driven, is_queued = starter is not None, any(run["queued"] for _, run in runs)
+        states = [*(point["state"] for point in points), *sweep.states_without_runs]
+        state = state_of_sweep(states, goes_on=is_driven or is_queued)
+        return SweepLook(state, points, runs, is_queued and not is_driven)
+
+    def _read_run(self, run: RunDirectory) -> dict[str, Any]:
+        mark = change_mark(run.state_path)
+        known = self._ended.get(run.id)
+        if known is not None and known[0] == mark:
+            return known[1]
+        view = read_run_view(run)
+        if view["state"] in ENDED_RUN_STATES:
+            self._ended[run.id] = (mark, view)
+        return view
+
+
+def read_sweep_view(sweep: SweepDirectory, look: SweepLook | None = None) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
-    Of a point that a sampler gave, the score is among the metrics.
     A metric by which not all completed points can be compared has no best one; `not_compared`
     says why.
-    A point whose turn has not come is WAITING while a process drives the sweep's runs, or while
-    its jobs are in a cluster's queue.
+
+    Args:
+        look: the states of the points; None: as they are now.
     """
     # Imported here: the verbs that never look at a sweep need not pay for it.
     from redco_flow.report.compared_run import ComparedRun
 
-    starter = find_holder(sweep)
-    is_driven, is_queued = starter is not None, False
-    points: list[dict[str, Any]] = []
-    completed: list[ComparedRun] = []
-    search, sampled = sweep.search or {}, sweep.read_sampled_points()
-    metric = f"{search.get('stage')}/{search.get('metric')}"
-    scores = {one.run: {metric: one.score} for one in sampled if one.score is not None}
-    for point in sweep.points:
-        directory = sweep.run_of(point)
-        run = read_run_view(directory)
-        is_queued |= run["queued"]
-        points.append(
-            {
-                "point": point.overrides,
-                "run": point.run,
-                "state": _point_state(directory, run, starter, is_ahead=sweep.is_ahead),
-                "message": run["message"],
-                "seconds": run["seconds"],
-                "metrics": scores.get(point.run, {}) | run["metrics"],
-            }
-        )
-        if points[-1]["state"] == State.COMPLETED:
-            completed.append(ComparedRun(directory, view=run))
+    state, points, runs, is_queued = look or SweepReader(sweep).look()
+    completed = [
+        ComparedRun(directory, view=run)
+        for point, (directory, run) in zip(points, runs, strict=True)
+        if point["state"] == State.COMPLETED
+    ]
     not_compared = dict(_not_compared(completed))
-    states = [*(point["state"] for point in points), *sweep.states_without_runs]
-    refused = [one for one in sampled if one.state == "refused"]
+    refused = [one for one in sweep.read_sampled_points() if one.state == "refused"]
     return {
         "sweep": sweep.id,
-        "state": state_of_sweep(states, goes_on=is_driven or is_queued),
-        "queued": is_queued and not is_driven,
+        "state": state,
+        "queued": is_queued,
         "points": points,
         "num_open": sweep.num_open,
         "problem": sweep.problem,
@@ -200,7 +251,7 @@ def _has_begun(view: dict[str, Any]) -> bool:
     )
 
 
-def state_of_sweep(states: Sequence[str], *, goes_on: bool) -> str:
+def state_of_sweep(states: Sequence[str], *, goes_on: bool) -> State:
     """Return a sweep's state by its points'.
 
     Args:
@@ -302,17 +353,18 @@ def follow_launchers(
 
 def _follow(sweep: SweepDirectory) -> dict[str, Any]:
     """Print each change of a point's state; return the sweep's final view."""
-    said: dict[str, str] = {}
+    reader, said = SweepReader(sweep), dict[str, str]()
     while True:
-        view = read_sweep_view(sweep)
-        for point in view["points"]:
+        looked_at = time.monotonic()
+        look = reader.look()
+        for point in look.points:
             if said.get(point["run"], State.WAITING) != point["state"]:
                 said[point["run"]] = point["state"]
                 sys.stderr.write(f"{_named(point['point'])}: {point['state']}  {point['run']}\n")
         sys.stderr.flush()
-        if view["state"] != State.RUNNING:
-            return view
-        time.sleep(_POLL_SECONDS)
+        if look.state != State.RUNNING:
+            return read_sweep_view(sweep, look)
+        time.sleep(max(_POLL_SECONDS, _PAUSE_PER_LOOK * (time.monotonic() - looked_at)))
 
 
 def _named(point: Sequence[str]) -> str:

@@ -19,7 +19,6 @@ from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import LASTING, AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.deletions import deletion_text, find_deletion, find_run_deletion
-from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.notes import RunNotes, read_notes
 from redco_flow.tracking.planned_fits import compare_fits
@@ -163,6 +162,9 @@ def read_checked_view(run: RunDirectory, *, with_lines: bool) -> dict[str, Any]:
 
 def with_goodput(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
     """Return a run's view with how each training spent its time, where its records tell."""
+    # Imported here: who follows a run does not pay for it.
+    from redco_flow.tracking.goodput import find_goodput
+
     stages = {}
     for name, stage in view["stages"].items():
         found = find_goodput(run, name)

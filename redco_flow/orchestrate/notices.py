@@ -104,6 +104,8 @@ def read_section(run: RunDirectory) -> NotifySection | None:
     Raises:
         pydantic.ValidationError: the record is another version's.
     """
+    if b"\nnotify: null\n" in run.resolved_path.read_bytes():
+        return None  # as in most runs, without parsing the file once more
     values = parse_file(run.resolved_path)[0].get(("notify",))
     return NotifySection.from_json(values) if values is not None else None
 

@@ -22,6 +22,7 @@ from pydantic import (
 
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.local_paths import expanded
+from redco_flow.records import change_mark
 from redco_flow.spec.devices import DeviceFacts
 from redco_flow.spec.document import Document, KeyPath, Origin, leaves, written_at
 from redco_flow.spec.executor import executor_config, executor_problem, known_executors
@@ -382,6 +383,13 @@ def _read_layers(path: Path) -> tuple[Document, list[Problem]]:
 
 
 def _parse(path: Path) -> tuple[Document, list[Problem]]:
+    document, problems = _parsed(path, change_mark(path))
+    return document, list(problems)
+
+
+@functools.lru_cache
+def _parsed(path: Path, _: tuple[int, int]) -> tuple[Document, list[Problem]]:
+    """Parse a file once while it is not changed: `has_login_node` reads it, then `load_profile`."""
     document, problems = parse_file(path)
     if document.values is None:
         raise_if_any(problems)

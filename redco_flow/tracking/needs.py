@@ -27,8 +27,6 @@ _ID = re.compile(r"(?<![0-9a-zA-Z])[0-9a-f]{12,64}(?![0-9a-zA-Z])")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NAME = re.compile(r"^name:\s*[\"']?([A-Za-z0-9_.-]+)", re.MULTILINE)
 
-_WHOLE_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-
 
 @dataclass
 class Needs:
@@ -245,7 +243,7 @@ def read_references(run: RunDirectory) -> RunReferences:
         for entry in (*planned.values(), *stages.values())
         if entry.get("fingerprint")
     }
-    pinned = _pinned(run)
+    pinned = run.read_pinned_artifacts()
     for attempt in () if is_completed else _attempts(run, {**planned, **stages}):
         call, result = attempt.read_call() or {}, attempt.read_result() or {}
         inputs = (one for slot in call.get("inputs", {}).values() for one in slot)
@@ -263,10 +261,3 @@ def _attempts(run: RunDirectory, stages: Mapping[str, Any]) -> Iterator[AttemptD
         current = current_attempt(run, stage)
         if current is not None and not current.path.is_relative_to(run.path):
             yield current
-
-
-def _pinned(run: RunDirectory) -> set[str]:
-    try:
-        return set(_WHOLE_ID.findall(run.resolved_path.read_text(encoding="utf-8")))
-    except FileNotFoundError:  # the run is just being made
-        return set()

@@ -6,6 +6,7 @@ and sends no signal; psutil replaces it only where there is no /proc.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ def pid_namespace() -> str:
         return ""
 
 
+@functools.cache
 def _boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()

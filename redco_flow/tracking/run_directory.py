@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ RUN_STATES = (State.PENDING, State.RUNNING, *ENDED_RUN_STATES)
 LAST_RUN = ("last", "@last")  # what names the last run, in place of an id
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without those that are easily misread
 _MAX_CANDIDATES = 10
+_WHOLE_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _REMEDIES = {
     "run.json": "Results and artifacts stand elsewhere: delete the run's directory or restore it.",
     "state.json": "Delete the file, and `redco-flow resume` takes the run up; results are reused.",
@@ -264,6 +266,13 @@ class RunDirectory:
             DamagedRecord: it is damaged.
         """
         return cast("dict[str, Any]", find_record(self.plan_path, PlanRecord) or {})
+
+    def read_pinned_artifacts(self) -> set[str]:
+        """Return the ids of the artifacts that its pipeline names, also by an alias."""
+        try:
+            return set(_WHOLE_ID.findall(self.resolved_path.read_text(encoding="utf-8")))
+        except FileNotFoundError:  # the run is just being made
+            return set()
 
     def read_origins(self) -> dict[str, Any]:
         """Return origins.json; empty where there is none.

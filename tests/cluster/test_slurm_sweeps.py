@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from faulty_commands import FaultyCommands
 from orchestrate_runs import (
     InProcess,
     Runs,
@@ -230,6 +231,18 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
     made = [run.read_state()["stages"]["train"] for run in (local.run, sweep.runs[1])]
     assert made[0]["artifacts"] == made[1]["artifacts"]
     assert made[0]["fingerprint"] == made[1]["fingerprint"]
+
+
+def test_points_are_submitted_without_a_question_for_each(sweeps, tmp_path, monkeypatch):
+    """A site's administrators count squeue: of 1,000 points there was one for each second."""
+    commands = FaultyCommands(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", commands.path)
+
+    sweep = sweeps.queue(holds_first=True)
+    calls = {name: len(commands.calls(name)) for name in ("sbatch", "squeue")}
+    cancel_sweep(sweep, "the test is over")
+
+    assert calls == {"sbatch": 1 + 2 * len(RATES), "squeue": 0}
 
 
 def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_collects(

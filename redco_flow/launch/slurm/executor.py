@@ -365,7 +365,10 @@ class SlurmExecutor(ChainingExecutor):
                 one.job_path.unlink()
             raise
         _write_records(record | {"job_id": job_id}, attempt, then)
-        return reattach(record | {"job_id": job_id})
+        job = reattach(record | {"job_id": job_id})
+        if isinstance(job, SlurmJob):
+            job.expect_records()
+        return job
 
     def _sbatch(
         self,

@@ -74,6 +74,7 @@ from redco_flow.tracking.sweep_directory import SweepDirectory
 _UNKNOWN = "unknown"
 _SECONDS_TO_CONFIRM_CANCELLED = 3.0
 _SECONDS_TO_QUEUE_AGAIN = 60.0
+_SECONDS_FOR_RECORDS = 2.0
 _SECONDS_TO_APPEAR_IN_EMPTY = 20.0  # in answers without any job
 _SECONDS_WITHOUT_QUEUE = 1800.0  # of a job that the accounting alone has, without a heartbeat
 _LOG_END_BYTES = 1000
@@ -103,6 +104,7 @@ class SlurmJob(CallJob):
         self._cluster = str(self._record.get("cluster") or "")
         self._followed_since = self._queue.clock()
         self._urgent_until = float("-inf")
+        self._quiet_until = float("-inf")
         self._rank_zero_ended_at: float | None = None
         self._vanishing: tuple[str, float] | None = None
         self._was_pending = False
@@ -318,11 +320,16 @@ class SlurmJob(CallJob):
 
     def _look(self) -> QueueView:
         """Ask the queue; soon, where something has happened that Slurm must tell of."""
+        now = self._queue.clock()
+        is_quiet = now < self._quiet_until
         ended_at = _modified_at(self.attempt.rank_exit_path(0))
         if ended_at != self._rank_zero_ended_at:
             self._rank_zero_ended_at = ended_at
             self.expect_end()
-        now = self._queue.clock()
+            if is_quiet or self._queue.view.asked_at >= self._followed_since:
+                self.expect_records()
+        if now < self._quiet_until:
+            return self._queue.view
         is_new = self._queue.look().asked_at < self._followed_since
         is_urgent = is_new or self._awaits_answer(now) or now < self._urgent_until
         return self._queue.look(urgent=is_urgent)
@@ -336,6 +343,10 @@ class SlurmJob(CallJob):
     def expect_end(self) -> None:
         """Ask Slurm more often for a while: the job is about to end."""
         self._urgent_until = self._queue.clock() + SECONDS_OF_URGENCY
+
+    def expect_records(self) -> None:
+        """Ask Slurm only after a moment, in which the job's own records may tell as much."""
+        self._quiet_until = self._queue.clock() + _SECONDS_FOR_RECORDS
 
     def _release_if_held(self, entry: JobEntry) -> None:
         """Let a job go that a node refused, once for each refusal."""

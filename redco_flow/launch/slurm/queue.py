@@ -415,6 +415,11 @@ class SlurmQueue:
         self._no_accounting_until = float("-inf")
         self._accounting_due_at = float("-inf")
 
+    @property
+    def view(self) -> QueueView:
+        """The newest answer, without asking."""
+        return self._view
+
     def look(self, *, urgent: bool = False) -> QueueView:
         """Return the newest answer; ask again if it is old and no other thread is asking.
 

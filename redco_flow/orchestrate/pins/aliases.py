@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
-from redco_flow.orchestrate.checkpoints.export import find_checkpoint
 from redco_flow.spec.load import (
     InputRef,
     Origin,
@@ -180,6 +179,9 @@ def _by_id(ref: InputRef, workspace: Workspace) -> tuple[InputRef, None]:
 def _of_run(ref: InputRef, workspace: Workspace) -> tuple[InputRef, AliasPin]:
     """The reference with the id of a run's checkpoint, the newest where a stage has several."""
     find_run(workspace, ref.alias.partition("/")[0])  # raises where the run does not exist
+    # Imported here: most pipelines name no other run.
+    from redco_flow.orchestrate.checkpoints.export import find_checkpoint
+
     found = find_checkpoint(workspace, ref.alias, default="last")
     return _to(found, ref, workspace), AliasPin("", "", ref.alias, found.id)
 

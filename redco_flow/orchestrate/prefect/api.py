@@ -9,7 +9,6 @@ import base64
 import contextlib
 import json
 import os
-import sqlite3
 import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,6 +136,8 @@ def pause_endless_rules(folder: Path) -> None:
     if not database.is_file():
         return
     # Imported here: a rule's types are pydantic's, which verbs of schedules need not wait for.
+    import sqlite3
+
     from redco_flow.spec.schedule import next_dates
 
     # A database that cannot be changed is reported by the server.

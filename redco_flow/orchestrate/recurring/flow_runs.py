@@ -77,18 +77,23 @@ class FlowRuns:
         self._begun: set[str] = set()  # firings on record that have no end
 
     def attend(
-        self, client: SyncPrefectClient, api: PrefectApi, missed_since: datetime | None = None
+        self,
+        client: SyncPrefectClient,
+        api: PrefectApi,
+        missed_since: datetime | None = None,
+        found: list[DeploymentResponse] | None = None,
     ) -> None:
         """Settle what no thread has, then begin what is due.
 
         Args:
             missed_since: nothing served from then on; what came due is made up for.
+            found: as of `settle`.
         """
         interval = SECONDS_BETWEEN_LOOKS
         client.send_worker_heartbeat(POOL, _own_name(), heartbeat_interval_seconds=interval)
         # What a worker asks: by that the server shows pool and deployments as ready.
         client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=_LONG_AGO)
-        own = self.settle(client, api.url)
+        own = self.settle(client, api.url, found)
         self._make_up(own, client, missed_since)
         room = self._limit - len(self._threads)
         if own and room > 0:
@@ -152,11 +157,17 @@ class FlowRuns:
                 return present is None or present.has_ended
         return True
 
-    def settle(self, client: SyncPrefectClient, url: str = "") -> dict[UUID, DeploymentResponse]:
+    def settle(
+        self,
+        client: SyncPrefectClient,
+        url: str = "",
+        found: list[DeploymentResponse] | None = None,
+    ) -> dict[UUID, DeploymentResponse]:
         """End or reschedule every firing that no thread has.
 
         Args:
             url: of the API; the end of a thread that reports to another one is not waited for.
+            found: the deployments of this user's schedules; None: they are listed.
 
         Returns:
             this machine's deployments, by id.
@@ -165,7 +176,7 @@ class FlowRuns:
         is_shared = _has_other_machines(client)
         self._begun = set()
         own: dict[UUID, DeploymentResponse] = {}
-        found = deployments(client)
+        found = deployments(client) if found is None else found
         flow_runs = _open_flow_runs([one.id for one in found], client)
         for deployment in found:
             # One schedule whose records are damaged must not keep the others from firing.

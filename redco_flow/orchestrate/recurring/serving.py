@@ -56,6 +56,7 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
 
 _SECONDS_TO_END = 40.0
 _SECONDS_TO_START = 120.0
@@ -185,20 +186,27 @@ def _attend(
         refuse_retries(client)
         make_pool(client, limit)
         workspaces = [Workspace(Path(root)) for root in known_workspaces()]
-        restore(workspaces, client, flow_runs, log)
-        flow_runs.attend(client, api, missed_since)
+        found = restore(workspaces, client, flow_runs, log)
+        flow_runs.attend(client, api, missed_since, found)
 
 
 def restore(
     workspaces: Iterable[Workspace], client: SyncPrefectClient, flow_runs: FlowRuns, log: Log
-) -> None:
-    """Make what workspaces' schedules lack on the server: deployments, automations."""
-    present = {one.name: one.id for one in deployments(client)}
+) -> list[DeploymentResponse]:
+    """Make what workspaces' schedules lack on the server: deployments, automations.
+
+    Returns:
+        the deployments of this user's schedules, of every workspace.
+    """
+    found = deployments(client)
+    present = {one.name: one.id for one in found}
+    has_changed = False
     for workspace in workspaces:
         with flow_runs.said_once(f"workspace {workspace.root}"):
             for directory in list_schedules(workspace):
                 with flow_runs.said_once(f"schedule '{directory.name}'"):
-                    _restore_one(directory, workspace, present, client, log)
+                    has_changed |= _restore_one(directory, workspace, present, client, log)
+    return deployments(client) if has_changed else found
 
 
 def _restore_one(
@@ -207,10 +215,11 @@ def _restore_one(
     present: Mapping[str, UUID],
     client: SyncPrefectClient,
     log: Log,
-) -> None:
+) -> bool:
+    """Return whether a deployment is new in this user's pool."""
     schedule = unless_damaged(directory.read)
     if schedule is None:
-        return
+        return False
     deployment = present.get(schedule.name)
     if deployment is None and (found := find_deployment(schedule.name, client)):
         move_to_pool(found, client)
@@ -220,6 +229,7 @@ def _restore_one(
         log(f"the server had no deployment of '{schedule.name}': it is created again")
     if schedule.no_run_for and not is_watched(schedule.name, client):
         watch_silence(schedule, deployment, client)
+    return schedule.name not in present
 
 
 @contextlib.contextmanager

@@ -278,7 +278,7 @@ class JobChain:
         """Wait for a job that the cluster refuses for now, but not long: others can be followed."""
         give_up_at = time.monotonic() + _SECONDS_FOR_ROOM
         said = ""
-        while not job.done() and job.is_unsubmitted and time.monotonic() < give_up_at:
+        while job.is_unsubmitted and not job.done() and time.monotonic() < give_up_at:
             if (text := job.status().message) != said:
                 said = text
                 self._context.state_store.set_stage(stage, State.WAITING, message=text)

@@ -50,7 +50,6 @@ from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, Stat
 from redco_flow.tracking.code_digest import changed_modules
 from redco_flow.tracking.deletions import forget_deletion, refuse_deleted, repeatable
 from redco_flow.tracking.locks import Lease, acquire, exclusive, find_holder
-from redco_flow.tracking.needs import read_references
 from redco_flow.tracking.planned_fits import write_fits
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
@@ -163,7 +162,7 @@ def _check_pinned(workspace: Workspace, run: RunDirectory) -> None:
 
     From here on the run's records keep it (`tracking.garbage_collection`).
     """
-    if pinned := read_references(run).pinned:
+    if pinned := run.read_pinned_artifacts():
         store = ArtifactStore(workspace)
         with exclusive(workspace.artifacts_lock):
             for artifact in filter(None, map(store.find, pinned)):
