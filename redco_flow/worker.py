@@ -157,7 +157,7 @@ def run_call(
 
 
 def _remove_if_empty(work_dir: Path, lock: HeldLock) -> None:
-    """Remove a work directory that has nothing but the lock; a worker that waits makes a new one."""
+    """Remove a work directory with nothing but the lock; a worker that waits makes a new one."""
     if {path.name for path in work_dir.iterdir()} <= {lock.path.name, lock.path.name + HOLDERS}:
         lock.release(removes=True)
         with suppress(OSError):  # that worker was faster
