@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -150,7 +151,17 @@ def run_call(
     else:
         log(f"run {result.run} published this result already; reusing it.")
         group.call_off()
-    write_result(attempt, result)
+    write_result(attempt, result, context.progress)
+    attempt.progress_path.unlink(missing_ok=True)
+    _remove_if_empty(context.work_dir, lock)
+
+
+def _remove_if_empty(work_dir: Path, lock: HeldLock) -> None:
+    """Remove a work directory with nothing but the lock; a worker that waits makes a new one."""
+    if {path.name for path in work_dir.iterdir()} <= {lock.path.name, lock.path.name + HOLDERS}:
+        lock.release(removes=True)
+        with suppress(OSError):  # that worker was faster
+            work_dir.rmdir()
 
 
 def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:

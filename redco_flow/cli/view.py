@@ -117,7 +117,8 @@ def _recorded_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, 
     for name, entry in stages.items():
         attempt = current_attempt(run, name) if entry["state"] in _LEFT_STATES else None
         if attempt is not None and attempt.cause is None:
-            state = State.RUNNING if attempt.progress_path.exists() else State.PENDING
+            progress = unless_damaged(attempt.read_progress)
+            state = State.PENDING if progress is None else State.RUNNING
             message = f"{state} by its records; `redco-flow status` asks the cluster"
             entry = {**entry, "job_state": state, "message": message}
         found[name] = entry

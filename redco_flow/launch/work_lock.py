@@ -56,22 +56,11 @@ def acquire(
 
 
 def _try(request: LockRequest, path: Path) -> HeldLock | None:
-    """Return the lock of the file at `path`, not of one whose directory was deleted meanwhile."""
+    """Return the lock, or None: it is held, or its directory was removed at this moment."""
     with contextlib.suppress(FileNotFoundError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = request.try_once()
-        if lock is None or _is_at_path(lock):
-            return lock
-        lock.release()
+        return request.try_once()
     return None
-
-
-def _is_at_path(lock: HeldLock) -> bool:
-    try:
-        found = os.stat(lock.path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(lock.descriptor))
 
 
 def describe_holder(path: Path) -> str:

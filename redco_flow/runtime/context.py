@@ -80,7 +80,8 @@ class Output:
 
     Args:
         kind: dataset, checkpoint, predictions or metrics.
-        path: a file or a directory; its files are linked or copied, never moved.
+        path: a file or a directory; its files are linked where `digests` are given, else copied.
+            One that was copied is removed where it is below the work directory.
         metadata: JSON for the artifact's manifest; not part of its identity.
         digests: BLAKE3 by relative path where they are known already, to spare a second read.
         identity: name to digest of all that the artifact's id follows; None: its files.
@@ -228,11 +229,16 @@ class StageContext:
         devices: str | None = self._progress["devices"]
         return devices
 
+    @property
+    def progress(self) -> dict[str, Any]:
+        """The last report as a ProgressRecord, without secrets."""
+        return self._redacted(self._progress) | {"time": utc_now()}
+
     def flush(self) -> None:
         """Write the last report if it was held back."""
         if not self._is_pending:
             return
-        record = self._redacted(self._progress) | {"time": utc_now()}
+        record = self.progress
         path = self.attempt_dir.progress_path
         # Not durable on purpose: an fsync twice a second would cost the training loop percents.
         temporary = path.with_name(f".{path.name}.tmp")

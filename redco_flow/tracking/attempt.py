@@ -221,6 +221,7 @@ class ResultRecord(TypedDict, total=False):
     outputs: dict[str, str]
     metrics: dict[str, float] | None
     seconds: float
+    progress: ProgressRecord  # the last one; progress.json is then removed
 
 
 _TASKS = "tasks"
@@ -276,7 +277,7 @@ class AttemptDirectory:
     job_path = PathIn("job.json")
     """The job's id and how to find it again; by the orchestrator."""
     progress_path = PathIn("progress.json", of="_own")
-    """Path of the worker's progress; written by the worker."""
+    """Path of the progress of a worker that has no result yet; written by the worker."""
     metrics_path = PathIn("metrics.jsonl", of="_own")
     """Training log and evaluations, one JSON object a line; by the worker."""
     system_metrics_path = PathIn("system_metrics.jsonl")
@@ -331,10 +332,11 @@ class AttemptDirectory:
         return find_record(self.job_path, JobRecord, needs=("executor", "job_id"))
 
     def read_progress(self) -> ProgressRecord | None:
-        """Return progress.json; of a job of several tasks, how many of them are done."""
+        """Return the worker's progress; of a job of several tasks, how many of them are done."""
         if tasks := self.tasks:
             return _progress_of(tasks)
-        return find_record(self.progress_path, ProgressRecord, needs=("time",))
+        found = find_record(self.progress_path, ProgressRecord, needs=("time",))
+        return found if found is not None else (self.read_result() or {}).get("progress")
 
     def read_error(self) -> ErrorRecord | None:
         """Return error.json."""

@@ -380,8 +380,10 @@ class _Trash:
                 self._move(path)
             finally:
                 lock.release()
+        except FileNotFoundError:  # its worker has removed it
+            return False
         finally:
-            claim.release()
+            claim.release(removes=True)
         return True
 
     def _move(self, path: Path) -> None:

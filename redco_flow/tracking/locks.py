@@ -24,8 +24,11 @@ from redco_flow.tracking.typed_records import find_record
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[HeldLock]:
+def exclusive(path: Path, *, removes: bool = False) -> Iterator[HeldLock]:
     """Hold the lock on `path` (made if missing) inside the `with`.
+
+    Args:
+        removes: remove the lock's files at the end.
 
     Raises:
         OSError: `path` is a link, cannot be written, or can be locked in no way; names it.
@@ -36,7 +39,7 @@ def exclusive(path: Path) -> Iterator[HeldLock]:
     try:
         yield held
     finally:
-        held.release()
+        held.release(removes=removes)
 
 
 def is_locked(path: Path, request: LockRequest | None = None) -> bool:
@@ -101,12 +104,12 @@ class Lease:
 
     def release(self) -> None:
         """Give the lease back; nothing happens if it is no longer ours."""
-        with exclusive(_lock(self.path)):
+        with exclusive(_lock(self.path), removes=True):
             present = _read(self.path)
             if present is not None and present.holder == self.holder:
                 self.path.unlink()
         if self.held is not None:
-            self.held.release()
+            self.held.release(removes=True)
 
     def __enter__(self) -> Lease:
         return self
@@ -144,7 +147,7 @@ def acquire(
     held = _hold_job_lock(path, job, on_lost, on_wait) if job else None
     lease = Lease(path, holder or ProcessIdentity.current(), clock(), job=job, held=held)
     try:
-        with exclusive(_lock(path)) as lock:
+        with exclusive(_lock(path), removes=True) as lock:
             list_directory(path.parent)  # NFS may remember that there was no lease
             present = _read(path)
             if present is not None:
@@ -156,7 +159,7 @@ def acquire(
             write_json(path, record | ({"job": job} if job else {}))
     except BaseException:
         if held is not None:
-            held.release()
+            held.release(removes=True)
         raise
     return lease
 

@@ -88,6 +88,7 @@ def two_runs(tmp_path_factory):
     attempt = run.attempt("total", 1)
     lease = {"pid": 1, "start_time": 1, "boot_id": "gone", "host": "here", "acquired_at": "then"}
     (run.path / "lease.json").write_text(json.dumps(lease))
+    attempt.progress_path.write_text(json.dumps(attempt.read_progress()))
     attempt.error_path.write_text('{"type": "ValueError", "message": "no", "traceback": ""}')
     attempt.metrics_path.write_text('{"step": 1, "loss": 2.0}\n')
     shared = {"attempt": str(attempt.path), "own_attempts": 0}

@@ -47,9 +47,9 @@ def test_a_job_ends_with_its_result_and_leaves_nothing_half_written(submit):
     assert job.result()["outputs"].keys() == {"dataset"}
     assert job.status().exit_code == 0
     assert {path.name for path in job.attempt.path.iterdir()} == {
-        *("call.json", "job.json", "progress.json", "metrics.jsonl", "logs"),
-        *("result.json", "exit.json"),
+        *("call.json", "job.json", "metrics.jsonl", "logs", "result.json", "exit.json"),
     }
+    assert job.attempt.read_progress()["phase"]
 
 
 def test_what_a_job_uses_is_sampled_while_it_runs(submit, folder):

@@ -68,7 +68,7 @@ def fingerprint_locked(
         claim.check()
         yield
     finally:
-        claim.release()
+        claim.release(removes=True)
 
 
 @contextmanager
@@ -94,8 +94,8 @@ def result_set_aside(workspace: Workspace, fingerprint: str) -> Iterator[None]:
 
 def _remove(folder: Path) -> None:
     """Under another name first: half a work directory must not pass for a whole one."""
-    if folder.exists():
-        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
+    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
+    with suppress(FileNotFoundError):
         folder.replace(doomed)
         shutil.rmtree(doomed)
 
