@@ -7,6 +7,7 @@ adds to the text, and a template for which that is not so is refused.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ TrainOn = Literal["assistant", "last", "all"]
 OnTooLong = Literal["truncate", "drop", "error"]
 Span = tuple[int, int]
 
+logger = logging.getLogger(__name__)
+
 CHATML = (
     "{% for message in messages %}"
-    "{% if tools or message['tool_calls'] %}{{ raise_exception("
-    "'chatml has no tools: name a template that has, data.chat_template: FILE.jinja') }}{% endif %}"
+    "{% if message['tool_calls'] %}{{ raise_exception('chatml has no tool calls') }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}"
@@ -140,6 +142,8 @@ class ChatTemplate:
     Raises:
         ValueError: there is no template, or it lets nothing be learnt, or everything.
     """
+
+    _has_warned = False
 
     def __init__(
         self, tokenizer: Any, text: TextTokenizer, kwargs: Mapping[str, Any] | None = None
@@ -358,6 +362,7 @@ class ChatTemplate:
         self, chats: Sequence[Conversation], wanted: Sequence[Sequence[Wanted]]
     ) -> list[list[Rendering] | BadConversation]:
         """Return the wanted renderings of each conversation, or why there are none."""
+        self._warn_of_tools(chats)
         found = render_chats(
             self._hugging_face,
             [Chat(one.messages, one.tools, some) for one, some in zip(chats, wanted, strict=True)],
@@ -369,6 +374,17 @@ class ChatTemplate:
             else one
             for one in found
         ]
+
+    def _warn_of_tools(self, chats: Sequence[Conversation]) -> None:
+        """Say once that the template does not render the tools of conversations."""
+        if self._has_warned:
+            return
+        if any(one.tools and "tools" not in self._template(one) for one in chats):
+            self._has_warned = True
+            logger.warning(
+                "the chat template has no tools: those in the field 'tools' of rows are left out "
+                "of the texts"
+            )
 
     def _template(self, chat: Conversation) -> str:
         return str(self._hugging_face.get_chat_template(None, chat.tools))

@@ -18,6 +18,7 @@ from redco_flow.stages.predict.run import CannotPredict
 from redco_flow.stages.preprocess import run as preprocess_run
 from redco_flow.stages.preprocess.labels import ClassLabels, NumberLabels
 from redco_flow.stages.train.scores import CannotTrain
+from redco_flow.tracking.metrics_artifact import read_metrics
 
 RECIPE = {"recipe": "python:named_blobs"}
 TRAIN = RECIPE | {"num_epochs": 6, "global_batch_size": 8, "learning_rate": 0.1}
@@ -164,6 +165,23 @@ def test_a_score_that_the_classes_do_not_define_ends_a_training_before_its_first
     named = {"metrics": ["f1"], "metric_settings": {"f1": {"positive_class": "spam"}}}
     outputs = bench.run(train, TRAIN | {"eval": named}, {"dataset": [dataset]})
     assert outputs["checkpoint/last"]
+
+
+def test_scores_of_other_names_than_a_metric_declares_are_kept_and_warned_of_once(bench, caplog):
+    dataset = dataset_of(bench, blobs(["ham", "spam"]), **HELD_OUT)
+    own = TRAIN | {"eval": {"metrics": ["own_metrics.uneven"]}, "keep": {"best": ["right"]}}
+
+    trained = bench.run(train, own, {"dataset": [dataset]})["checkpoint/best/right"]
+    told = [one.getMessage() for one in caplog.records if "own_metrics.uneven" in one.getMessage()]
+    found = bench.run(predict, RECIPE, {"dataset": [dataset], "checkpoint": [trained]})
+    inputs = {"predictions": [found["predictions"]]}
+    evaluation = bench.run(evaluate, {"metrics": ["own_metrics.uneven"]}, inputs)["metrics"]
+
+    summary, _ = read_metrics(evaluation.path)
+    assert summary.metrics == {"right": 1.0, "tpyo": 0.5, "varied": 1.0}
+    assert summary.baselines["most_frequent_target"]["metrics"].keys() == {"right", "tpyo"}
+    assert summary.warnings == told
+    assert ["'tpyo', not in" in told[0], "no 'typo', named" in told[1]] == [True, True]
 
 
 def test_a_class_in_the_settings_that_no_training_row_has_is_logged(bench, caplog):

@@ -116,10 +116,7 @@ def test_a_null_text_of_a_table_is_reported(problems):
     assert found.startswith("rows.parquet:2: field 'target' is not text: it is null")
 
 
-CHATML_FAILS = (
-    "the chat template fails: chatml has no tools: name a template that has, "
-    "data.chat_template: FILE.jinja"
-)
+CHATML_FAILS = "the chat template fails: chatml has no tool calls"
 
 
 @pytest.mark.parametrize("data", [TRAINED, f"chat_template: chatml\n  {TRAINED}"])

@@ -320,3 +320,16 @@ def test_a_chat_that_is_cut_before_the_learnt_part_of_its_answer_is_too_long(tmp
     assert whole.start < begin
     assert isinstance(too_long, TooLong)
     assert cut.num_learnt == 1
+
+
+def test_a_template_that_leaves_out_the_tools_of_conversations_is_named_once(tmp_path, caplog):
+    template = load_template(make_tokenizer(CHATML), tmp_path)
+    chat = CHATS["one turn"]
+
+    plain, *of_tools = template.encode([chat, *[Conversation(chat.messages, [ADD])] * 2])
+    template.encode([Conversation(chat.messages, [ADD])])
+
+    assert of_tools == [plain, plain]
+    assert [one.getMessage()[:34] for one in caplog.records] == [
+        "the chat template has no tools: th"
+    ]

@@ -5,6 +5,7 @@ And what predictions are scored against, while a model is trained and afterwards
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,16 +57,32 @@ class Targets:
         """Score predictions by a metric, which messages call `name`.
 
         Raises:
-            ValueError: it cannot read them, or returns other scores than its `KEYS` names.
+            ValueError: it cannot read them, or what it returns is no mapping.
         """
         check_predictions(name, metric, predictions)
         scores = metric.compute(predictions, self.of(metric))
-        if scores.keys() != metric.KEYS.keys():
+        try:
+            return {str(key): score for key, score in dict(scores).items()}
+        except (TypeError, ValueError):
             raise ValueError(
-                f"the metric '{name}' returned the scores {', '.join(scores) or '(none)'}, and its "
-                f"KEYS are {', '.join(metric.KEYS)}: give both the same names."
-            )
-        return scores
+                f"the metric '{name}' returned {reprlib.repr(scores)}: its `compute` returns a "
+                "mapping from the names in KEYS to scores."
+            ) from None
+
+
+def warnings_on_keys(name: str, metric: Metric, scores: Mapping[str, float]) -> list[str]:
+    """Return what is to be said where a metric's scores have other names than its `KEYS`."""
+    extra = [f"'{key}'" for key in scores if key not in metric.KEYS]
+    missing = [f"'{key}'" for key in metric.KEYS if key not in scores]
+    found = []
+    if extra:
+        found.append(
+            f"the metric '{name}' returned {', '.join(extra)}, not in its KEYS: no one knows "
+            "whether more or less of it is better."
+        )
+    if missing:
+        found.append(f"the metric '{name}' returned no {', '.join(missing)}, named in its KEYS.")
+    return found
 
 
 def targets_of(examples: Sequence[Mapping[str, Any]], summary: DatasetSummary) -> Targets:

@@ -29,7 +29,12 @@ from redco_flow.spec.metric import (
     counts_bytes,
     reads_of,
 )
-from redco_flow.stages.artifacts.predictions import PredictionsSummary, Targets, read_predictions
+from redco_flow.stages.artifacts.predictions import (
+    PredictionsSummary,
+    Targets,
+    read_predictions,
+    warnings_on_keys,
+)
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.judge import JUDGED_FILE, Judgement, judge
 from redco_flow.stages.provenance import provenance_of
@@ -69,10 +74,10 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     likelihoods = _likelihoods(predictions, all_metrics)
     judgement = _judge(context, config, all_metrics, predictions)
     context.report(phase="scoring", step=0, total_steps=len(metrics))
-    warnings = _warnings(all_metrics, targets)
-    scores = _compute(context, metrics, found, targets)
+    by_metric = _scores_by_metric(context, metrics, found, targets)
+    warnings = _warnings(metrics, targets, by_metric)
     summary = MetricsSummary(
-        metrics={**scores, **likelihoods.scores, **judgement.scores},
+        metrics={**_joined(by_metric), **likelihoods.scores, **judgement.scores},
         directions={**_directions(all_metrics), **judgement.directions},
         modules=list(all_metrics),
         baselines=_baselines(context, metrics, predictions, source, targets)
@@ -125,34 +130,43 @@ def _settings_in_use(metrics: Mapping[str, AnyMetric]) -> dict[str, dict[str, An
     return {name: settings for name, settings in found.items() if settings}
 
 
-def _warnings(metrics: Mapping[str, AnyMetric], targets: Targets) -> list[str]:
+def _warnings(
+    metrics: Mapping[str, Metric], targets: Targets, scores: Mapping[str, Mapping[str, float]]
+) -> list[str]:
     """Return what makes scores doubtful, and log it."""
     found = [
         warning
-        for metric in metrics.values()
-        if isinstance(metric, Metric)
-        for warning in warnings_of(metric, targets.of(metric))
+        for name, metric in metrics.items()
+        for warning in (
+            *warnings_of(metric, targets.of(metric)),
+            *warnings_on_keys(name, metric, scores[name]),
+        )
     ]
     for warning in found:
         logger.warning("%s", warning)
     return found
 
 
-def _compute(
+def _scores_by_metric(
     context: StageContext,
     metrics: Mapping[str, Metric],
     predictions: Sequence[Any],
     targets: Targets,
-) -> dict[str, float]:
-    scores: dict[str, float] = {}
+) -> dict[str, dict[str, float]]:
+    found = {}
     for name, metric in metrics.items():
         context.raise_if_stopped()
         context.report(phase=f"scoring {name}")
         try:
-            scores |= targets.score(name, metric, predictions)
+            found[name] = targets.score(name, metric, predictions)
         except ValueError as error:
             raise CannotEvaluate(f"{name}: {error}") from error
-    return scores
+    return found
+
+
+def _joined(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the scores of all metrics by their keys."""
+    return {key: score for of_metric in scores.values() for key, score in of_metric.items()}
 
 
 def _directions(metrics: Mapping[str, AnyMetric]) -> dict[str, str]:
@@ -222,6 +236,10 @@ def _baselines(
     targets: Targets,
 ) -> dict[str, dict[str, Any]]:
     """Score what needs no model, by the metrics that can."""
+
+    def score(able: Mapping[str, Metric], found: Sequence[Any]) -> dict[str, float]:
+        return _joined(_scores_by_metric(context, able, found, targets))
+
     of_texts, of_classes, of_numbers = (
         {name: metric for name, metric in metrics.items() if reads_of(metric) == kind}
         for kind in ("texts", "classes", "numbers")
@@ -230,15 +248,14 @@ def _baselines(
     baselines: dict[str, dict[str, Any]] = {}
     of_frequent = of_texts | of_classes if isinstance(frequent, str) else of_classes
     if of_frequent and frequent is not None:
-        scores = _compute(context, of_frequent, [frequent] * len(predictions), targets)
+        scores = score(of_frequent, [frequent] * len(predictions))
         baselines["most_frequent_target"] = {"text": str(frequent), "metrics": scores}
     if of_numbers and source.mean_target is not None:
         mean = source.mean_target
-        scores = _compute(context, of_numbers, [mean] * len(predictions), targets)
+        scores = score(of_numbers, [mean] * len(predictions))
         baselines["mean_target"] = {"text": f"{mean:.6g}", "metrics": scores}
     if of_texts and any(line.source for line in predictions):  # rows have none to repeat
-        copied = [line.source for line in predictions]
-        scores = _compute(context, of_texts, copied, targets)
+        scores = score(of_texts, [line.source for line in predictions])
         baselines["copy_source"] = {"text": None, "metrics": scores}
     return baselines
 

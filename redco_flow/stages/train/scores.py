@@ -21,7 +21,7 @@ from redco_flow.recipes.recipe import Generation, Recipe
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.metric import Metric
 from redco_flow.stages.artifacts.dataset import DatasetArtifact, DatasetSummary
-from redco_flow.stages.artifacts.predictions import Targets, targets_of
+from redco_flow.stages.artifacts.predictions import Targets, targets_of, warnings_on_keys
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.train.config import (
     EVAL_LOSS,
@@ -107,6 +107,7 @@ def make_text_scores(
     bucketing = bucket_prompts(recipe, validation, predictor.batch_size)
     targets = targets_of(validation, summary)
     metrics = _metrics(names, config, summary, targets)
+    logged: set[str] = set()
 
     def on_progress(done: int, total: int) -> None:
         context.report(phase="evaluating", step=done, total_steps=total)
@@ -116,7 +117,12 @@ def make_text_scores(
         texts = predictor.predict(validation, params, bucketing=bucketing, on_progress=on_progress)
         scores: dict[str, float] = {}
         for name, metric in metrics.items():
-            scores |= targets.score(name, metric, texts)
+            found = targets.score(name, metric, texts)
+            for warning in warnings_on_keys(name, metric, found):
+                if warning not in logged:
+                    logged.add(warning)
+                    logger.warning("%s", warning)
+            scores |= found
         return scores
 
     return score_texts
