@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redco_flow.errors import UnusableRow
+from redco_flow.spec.names import nearest
 
 Message = dict[str, Any]
 
@@ -100,8 +101,10 @@ class ChatColumns(NamedTuple):
         """
         for key in self.needed:
             if key not in fields:
-                listed = ", ".join(map(str, fields)) or "(none)"
-                raise BadConversation(f"no field '{key}'", f"its fields are {listed}")
+                names = [*map(str, fields)]
+                hint = nearest(key, names).removesuffix(".")
+                listed = ", ".join(names) or "(none)"
+                raise BadConversation(f"no field '{key}'", f"its fields are {listed}{hint}")
         messages = [_with_values(one) for one in self._messages(fields)]
         if self.default_system_message and messages and messages[0]["role"] not in SYSTEM_ROLES:
             messages.insert(0, {"role": "system", "content": self.default_system_message})
@@ -290,7 +293,8 @@ _ALPACA_KEYS = ("instruction", "output")
 
 def _from_alpaca(fields: Mapping[str, Any]) -> list[Message]:
     messages = _system(fields.get("system"))
-    for pair in fields.get("history") or ():
+    history = _parsed(fields.get("history") or [], "history") or []
+    for pair in history if isinstance(history, Sequence) else [history]:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise BadConversation(
                 "field 'history' is no list of pairs", f"one of them is {_shown(pair)}"
@@ -308,6 +312,9 @@ def _from_prompt(fields: Mapping[str, Any]) -> list[Message]:
         messages = _exchange(prompt, completion)
     else:
         messages = read_messages(prompt, "prompt") + read_messages(completion, "completion")
+        system = fields.get("system")
+        if messages[0]["role"] in SYSTEM_ROLES or not isinstance(system, str):
+            return messages
     return [*_system(fields.get("system")), *messages]
 
 

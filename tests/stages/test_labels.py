@@ -143,7 +143,7 @@ def test_names_in_the_settings_give_the_classes_their_order_and_are_all_that_the
     settings = {"classes": ["b", "a"]}
 
     assert summary_of(dataset_of(bench, blobs(["a", "b"]), settings)).classes == ["b", "a"]
-    with pytest.raises(BadRows, match="'c' is none of b, a"):
+    with pytest.raises(BadRows, match="'c' is none of 'b', 'a'"):
         dataset_of(bench, blobs(["a", "b", "c"]), settings)
 
 
@@ -242,6 +242,20 @@ def test_images_are_of_the_classes_that_their_folders_name(bench):
 
     assert summary_of(dataset).classes == ["bear", "wolf"]
     assert [row["blob"] for row in DatasetArtifact(dataset.path).split("train")] == ["bear", "wolf"]
+
+
+def test_a_column_with_a_number_that_is_not_whole_is_refused_whatever_is_skipped(bench):
+    rows = [{"point": [0.0, 0.0], "blob": value} for value in (1.0, 1.5, 2.0)]
+
+    with pytest.raises(ValueError, match=r"field 'blob' holds 1\.5, .*recipe regression"):
+        dataset_of(bench, rows, on_bad_row="skip")
+
+
+def test_booleans_and_numbers_are_no_classes_of_one_column():
+    with pytest.raises(BadValue, match="true is a boolean, and 0 is a number"):
+        read_all(ClassLabels(), [0, 2, True])
+    with pytest.raises(BadValue, match=r"true is none of 'no', 'yes'; in settings\.classes false"):
+        read_all(ClassLabels(["no", "yes"]), [True])
 
 
 def test_a_column_with_a_value_for_each_row_is_not_taken_for_classes():

@@ -79,6 +79,30 @@ TOLD = {"role": "tool", "content": "3"}
             {"prompt": [ASKED], "completion": [ANSWERED], "system": "Be brief."},
             [{"role": "system", "content": "Be brief."}, ASKED, ANSWERED],
         ),
+        (
+            ChatColumns("prompt_completion"),
+            {
+                "prompt": [{"role": "developer", "content": "Be kind."}, ASKED],
+                "completion": [ANSWERED],
+                "system": "Be brief.",
+            },
+            [{"role": "developer", "content": "Be kind."}, ASKED, ANSWERED],
+        ),
+        (
+            ChatColumns("prompt_completion"),
+            {"prompt": [ASKED], "completion": [ANSWERED], "system": True},
+            [ASKED, ANSWERED],
+        ),
+        (
+            ChatColumns("alpaca"),
+            {"instruction": "4?", "output": "Yes", "history": '[["3?", "No"]]'},
+            [
+                {"role": "user", "content": "3?"},
+                {"role": "assistant", "content": "No"},
+                {"role": "user", "content": "4?"},
+                {"role": "assistant", "content": "Yes"},
+            ],
+        ),
     ],
 )
 def test_rows_of_every_format_are_read_as_messages(columns, row, messages):
@@ -137,6 +161,8 @@ def test_what_cannot_be_learnt_from_is_told_with_its_turn(messages, told):
 def test_a_missing_column_is_told_with_those_that_there_are():
     with pytest.raises(BadConversation, match="no field 'conversations': its fields are messages"):
         ChatColumns("sharegpt").read({"messages": []})
+    with pytest.raises(BadConversation, match="Output; did you mean 'Output'"):
+        ChatColumns("alpaca").read({"instruction": "a", "Output": "b"})
 
 
 def test_a_prompt_of_an_unknown_role_is_refused_with_its_turn():

@@ -227,7 +227,11 @@ def _rows_head(path: Path, check: _Check) -> _Head:
         if isinstance(row, BadRow):
             found = [row]
         else:
-            found = [BadRow(f"{path}:{row.line}", *one) for one in problems_of(row)]
+            where = f"{path}:{row.line}"
+            try:
+                found = [BadRow(where, *one) for one in problems_of(row)]
+            except ValueError as error:  # of the column, which no policy on bad rows skips
+                return _Head(has_rows=True, problems=(f"{where}: {error}",))
             num_bytes += sum(map(_size_of, row.fields.values()))
             num_hidden += check.hides_label(row)
         num_bad += bool(found)

@@ -7,8 +7,10 @@ process reads all rows in one order, so they are the same in all shards and atte
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,13 +21,15 @@ from redco_flow.metrics.confusion import class_order
 from redco_flow.recipes.declared import DeclaredRecipe
 from redco_flow.recipes.recipe import CLASSES, NUMBERS, Class
 from redco_flow.stages.data.row_values import BadValue
-from redco_flow.stages.data.rows import kind_of, problem_of_field, problem_of_text
+from redco_flow.stages.data.rows import problem_of_field, problem_of_text
 from redco_flow.stages.data.source import Source
 
 MAX_CLASSES = 10_000
 _MAX_LISTED = 10
 
 logger = logging.getLogger(__name__)
+
+_Value = str | bool | int | float
 
 
 class ClassLabels:
@@ -39,6 +43,7 @@ class ClassLabels:
         self._names: dict[Class, None] = dict.fromkeys(given)
         self._are_all_known = bool(given)
         self._trained: set[Class] = set()
+        self._first: _Value | None = None
 
     def __len__(self) -> int:
         return len(self._names)
@@ -58,14 +63,24 @@ class ClassLabels:
 
         Raises:
             BadValue: the field is missing, or holds no class.
-            ValueError: there are more classes than any training has.
+            ValueError: the column is not one of classes, whatever the policy on bad rows: it has
+                more of them than any training, or numbers that are not whole.
         """
+        value = _value(fields, key)
         own = source.class_names.get(key)
         if own and not self._are_all_known:
             self._names, self._are_all_known = dict.fromkeys(own), True
-        name = _class_name(fields, key, own)
+        if not own:
+            self._check_kind(value, key)
+        if not isinstance(value, str):
+            _check_whole(value, key)
+        name = value if isinstance(value, str) else int(value)
+        if own and isinstance(name, int):
+            name = _own_name(name, key, own)
         if name not in self._names:
-            self._add(name, key, source)
+            self._add(name, value, key, source)
+        if not own and self._first is None:
+            self._first = value
         if source.split == "train":
             self._trained.add(name)
         return name
@@ -75,13 +90,21 @@ class ClassLabels:
         """The classes that no training row is of; some of its rows may be held out."""
         return [name for name in self.names if name not in self._trained]
 
-    def _add(self, name: Class, key: str, source: Source) -> None:
+    def _check_kind(self, value: _Value, key: str) -> None:
+        """Refuse a value of another type than the first one: true is not the class 1 of 0, 1, 2."""
+        if self._first is not None and _kind(value) != _kind(self._first):
+            raise _no_class(
+                key,
+                f"{_written(value)} is {_kind(value)}, and {_written(self._first)} is "
+                f"{_kind(self._first)}",
+            )
+
+    def _add(self, name: Class, value: _Value, key: str, source: Source) -> None:
         # Training data are read first: what they lack, later splits cannot have.
         if self._are_all_known or (source.split != "train" and self._names):
-            raise _no_class(key, f"{name!r} is none of {some_of(self.names, _MAX_LISTED)}")
-        first = next(iter(self._names), name)
-        if type(first) is not type(name):
-            raise _no_class(key, f"{name!r} is {_kind(name)}, and {first!r} is {_kind(first)}")
+            known = some_of([*map(_written, self.names)], _MAX_LISTED)
+            booleans = "; in settings.classes false is 0 and true is 1" * isinstance(value, bool)
+            raise _no_class(key, f"{_written(value)} is none of {known}{booleans}")
         if len(self) == MAX_CLASSES:
             raise ValueError(
                 f"field '{key}' holds more than {MAX_CLASSES:,} different values: is it one of "
@@ -145,19 +168,31 @@ def are_ordered(labels: Labels | None) -> bool | None:
     return labels.are_ordered if isinstance(labels, ClassLabels) else None
 
 
-def _class_name(fields: Mapping[str, Any], key: str, own: Sequence[str] | None) -> Class:
+def _value(fields: Mapping[str, Any], key: str) -> _Value:
+    """Return a field's text, boolean or finite number."""
     value: Any = fields.get(key)
     if isinstance(value, str) or key not in fields:
         if problem := problem_of_text(fields, key):
             raise BadValue(*problem)
         return str(value)
+    value = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, int) and not (isinstance(value, float) and math.isfinite(value)):
+        detail = f"it is {_written(value)}; classes are texts, whole numbers or booleans"
+        raise _no_class(key, detail)
+    return value
+
+
+def _check_whole(value: float, key: str) -> None:
     # A column of whole numbers with a null in it is one of floats in pandas, and so in Parquet.
-    is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
-    if not is_whole and not isinstance(value, int | np.integer | np.bool_):
-        raise _no_class(key, f"{kind_of(value)}; classes are texts, whole numbers or booleans")
-    number = int(value)
-    if not own:
-        return number
+    if not float(value).is_integer():
+        raise ValueError(
+            f"field '{key}' holds {value}, so it is not one of classes: numbers are learnt by "
+            "recipe regression."
+        )
+
+
+def _own_name(number: int, key: str, own: Sequence[str]) -> str:
+    """Return the name that the data give a class."""
     if not 0 <= number < len(own):
         raise _no_class(key, f"{number} is no number of its {len(own)} classes")
     return own[number]
@@ -167,5 +202,13 @@ def _no_class(key: str, detail: str) -> BadValue:
     return BadValue(f"field '{key}' is no class", detail)
 
 
-def _kind(name: Class) -> str:
-    return "a text" if isinstance(name, str) else "a number"
+def _kind(value: _Value) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    return "a text" if isinstance(value, str) else "a number"
+
+
+def _written(value: Any) -> str:
+    """Return a value as files have it, shortened."""
+    is_word = value is None or isinstance(value, bool)
+    return json.dumps(value) if is_word else reprlib.repr(value)
