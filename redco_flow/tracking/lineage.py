@@ -149,7 +149,23 @@ def find_target(workspace: Workspace, text: str) -> Target:
         run = find_run(workspace, "@last")
     except UsageError as error:
         raise UsageError(f"{text!r} is no artifact, and there are {error}") from error
-    return _in_run(workspace, run, text)
+    try:
+        return _in_run(workspace, run, text)
+    except UsageError as error:
+        raise _run_for_target(workspace, text) or error from None
+
+
+def _run_for_target(workspace: Workspace, text: str) -> UsageError | None:
+    """Say which stages there are where a text names a run alone; None where it names none."""
+    try:
+        run = find_run(workspace, text)
+    except UsageError:
+        return None
+    stages = ", ".join(f"{run.id}/{name}" for name in run_results(workspace, run))
+    return UsageError(
+        f"{text!r} is the run {run.id}: name one of its finished stages ({stages or 'none'}), or "
+        "one of their metrics or outputs."
+    )
 
 
 def _metric_of_last_run(workspace: Workspace, name: str) -> ResultTarget | None:

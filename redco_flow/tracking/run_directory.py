@@ -382,6 +382,12 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
     if text and fitting:
         listed = some_of(fitting, _MAX_CANDIDATES)
         raise UsageError(f"{text!r} fits {len(fitting)} runs: {listed}. Add letters.")
+    name, _, stage = text.partition("/")
+    if stage and name in (*ids, *LAST_RUN):
+        raise UsageError(
+            f"{text!r} names a stage, and a run is expected: `redco-flow status {name}` shows its "
+            f"stages, `redco-flow logs {text}` the log of this one."
+        )
     raise UsageError(f"no run {text!r} in {workspace.root}; {_nearest(text, ids)}")
 
 

@@ -342,6 +342,7 @@ def test_a_column_is_not_left_out_or_taken_for_another_if_that_may_be_wrong(here
     ("make", "words", "noted"),
     [
         (lambda n: {"day": n}, ["--columns", "Text,label"], "not used: 'day'"),
+        (lambda n: {"label": "ab"[n % 2], "is_reply": n % 3 == 0}, [], "not used: 'is_reply'"),
         (lambda n: {"label": "ab"[n % 2] if n % 9 else ""}, [], "'label' is empty in 7 rows"),
         (lambda n: {"label": n * 1000}, ["--recipe", "regression"], "'label' has mean 2.95e+04"),
         (lambda n: {"label": "one"}, [], "'label' is 'one' in all these rows"),

@@ -204,6 +204,16 @@ def test_more_bad_rows_than_the_allowed_number_are_reported(problems):
     (found,) = problems("text_to_text", rows, f"on_bad_row: {{skip: 1}}\n  {TRAINED}")
 
     assert found.startswith("rows.jsonl:2: field 'target' is not text")
+    assert found.endswith("fix them, or raise the limit; data.on_bad_row: {skip: 1} allows 1")
+
+
+def test_a_share_of_bad_rows_is_of_all_rows_and_reported_where_all_were_read(problems):
+    rows = [{"source": "a", "target": text} for text in ("b", None, *["c"] * 98)]
+    share = f"on_bad_row: {{skip: 1 %}}\n  {TRAINED}"
+
+    assert not problems("text_to_text", rows, share)
+    assert len(problems("text_to_text", rows[:99], share)) == 1
+    assert not problems("text_to_text", [*rows, *rows[2:]], share)
 
 
 NUMBERS = [0, -1, 10**30, 3.5, math.inf, math.nan]

@@ -240,6 +240,8 @@ def test_what_is_unknown_lists_what_there_is(workspace, demo):
         trace(workspace, "@last/train/best")
     with pytest.raises(UsageError, match="no run 'demp'"):
         trace(workspace, "demp/train")
+    with pytest.raises(UsageError, match=r"'last' is the run demo-\w+: .* \(demo-\w+/preprocess, "):
+        trace(workspace, "last")
 
 
 def test_an_empty_workspace_says_so(workspace):

@@ -80,6 +80,8 @@ def test_an_unknown_run_names_the_nearest(workspace):
 
     with pytest.raises(UsageError, match=f"no run 'finetun2'.*{run.id}"):
         find_run(workspace, "finetun2")
+    with pytest.raises(UsageError, match="redco-flow logs last/train` the log of this one"):
+        find_run(workspace, "last/train")
 
 
 def test_a_workspace_without_runs_says_how_to_start_one(tmp_path):

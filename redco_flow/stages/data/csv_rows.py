@@ -182,7 +182,9 @@ def _bad_csv_row(path: Path, line: int, lines: TextLines, error: Exception) -> B
         return BadRow(f"{path}:{lines.line}", error.reason, error.detail)
     detail = str(error)
     if "new-line" in detail:
-        detail = "a carriage return without a line feed: convert the file: tr '\\r' '\\n'"
+        detail = "a carriage return without a line feed: put the field in quotes, or remove it"
+        if line == 1:  # all of an old Mac's file is one line
+            detail = "a carriage return without a line feed: convert the file: tr '\\r' '\\n'"
     elif "end of data" in detail:
         detail = (
             f"the quote that opens in this row is never closed (the file ends at {lines.line})"

@@ -114,7 +114,8 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     _check(dataset, checkpoint, config)
     _check_reference(context, checkpoint, config)
     split = config.split or ("test" if dataset.has("test") else "validation")
-    if config.split is None and split == "validation":
+    is_fallback = config.split is None and split == "validation"
+    if is_fallback and config.pretrained is None and context.attempt_dir.rank == 0:
         context.report(warning=_NO_TEST_SPLIT)
         logger.warning("%s", _NO_TEST_SPLIT)
     rows = dataset.split(split)

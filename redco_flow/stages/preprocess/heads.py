@@ -8,7 +8,6 @@ recipe of this package. Imports nothing heavy before a check needs it, and never
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from redco_flow.recipes.declared import RowsRecipe
 from redco_flow.recipes.find import find_own_recipe, find_recipe
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection
+from redco_flow.spec.raw_data import OnBadRow, SkipLimit
 from redco_flow.stages.data.csv_rows import Dialect
 from redco_flow.stages.data.image_files import ENDINGS
 from redco_flow.stages.data.row_files import read_file
@@ -68,8 +68,7 @@ class _Check:
         keys: the columns that rows must have.
         texts: those of them that must be texts.
         label: the column of the label; None where targets are no labels, or rows have none.
-        skips: whether bad rows may be left out.
-        most_skipped: how many, where the pipeline gives a number.
+        skips: whether bad rows may be left out, up to a limit or all.
         num_rows: to look at.
         chats: where each row has a conversation.
         template: what renders the conversations.
@@ -86,7 +85,6 @@ class _Check:
     texts: tuple[str, ...]
     label: str | None
     skips: bool
-    most_skipped: float
     num_rows: int
     chats: ChatColumns | None
     template: PlannedTemplate
@@ -102,7 +100,6 @@ class _Check:
         """Return what the rows of a stage's data are checked for."""
         keys, texts, label, chats = _columns_of(data, recipe)
         folder = expanded(data.dataset) if data.dataset else None
-        limit = getattr(data.on_bad_row, "skip", None)
         return cls(
             recipe=recipe,
             settings=json.dumps(settings, sort_keys=True),
@@ -111,7 +108,6 @@ class _Check:
             texts=texts,
             label=label,
             skips=data.on_bad_row != "error",
-            most_skipped=limit if isinstance(limit, int) else math.inf,
             num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
             chats=chats,
             template=planned_template(data, is_of_chats=find_recipe(recipe).takes_conversations),
@@ -173,6 +169,8 @@ def head_problems(
             f"validation_fraction and test_fraction are {validation:g} and {test:g}, which leaves "
             "no rows to train on; their sum must be below 1",
         )
+    found: list[tuple[str, _Head]] = []
+    is_whole = True
     for split, paths in files.items():
         key = "mixture" if data.mixture else "dataset" if data.dataset else split
         read = [path for path in paths if is_file(path) and not check.skips_file(path)]
@@ -185,14 +183,44 @@ def head_problems(
             yield key, problem
         if heads and not any(head.has_rows or head.problems for head in heads):
             yield key, f"{', '.join(map(str, paths))}: no rows in it"
+        found += [(key, head) for head in heads]
+        is_whole = is_whole and len(read) == len(paths) and all(head.is_whole for head in heads)
+    yield from _above_limit(data.on_bad_row, found, is_whole=is_whole)
+
+
+def _above_limit(
+    policy: OnBadRow, heads: Sequence[tuple[str, _Head]], *, is_whole: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the rows that may be left out, with their keys, where there are more than allowed.
+
+    Args:
+        is_whole: whether there are no other rows, of which a share may be bad.
+    """
+    if not isinstance(policy, SkipLimit) or not (is_whole or isinstance(policy.skip, int)):
+        return
+    allowed = policy.allowed(sum(head.num_rows for _, head in heads))
+    if sum(head.num_bad for _, head in heads) > allowed:
+        for key, head in heads:
+            for text in head.skippable:
+                yield key, f"{text}; data.on_bad_row: {policy} allows {allowed}"
 
 
 @dataclass(frozen=True)
 class _Head:
-    """Findings in the first rows of a file; the others are not read."""
+    """Findings in the first rows of a file; the others are not read.
+
+    Args:
+        skippable: problems of rows that may be left out, up to a limit.
+        num_rows, num_bad: rows that count for the limit; 0 where no row may be left out.
+        is_whole: whether the file has no other rows.
+    """
 
     has_rows: bool
     problems: tuple[str, ...] = ()
+    skippable: tuple[str, ...] = ()
+    num_rows: int = 0
+    num_bad: int = 0
+    is_whole: bool = False
 
 
 def _head_of_state(path: Path, check: _Check) -> _Head:
@@ -222,6 +250,7 @@ RowProblems = Callable[[FileRow], Iterator[tuple[str, str]]]
 def _rows_head(path: Path, check: _Check) -> _Head:
     num_rows, num_bytes, num_bad, num_hidden, bad_rows = 0, 0, 0, 0, list[BadRow]()
     problems_of, end = _row_problems(path, check), 0.0
+    is_whole = False
     for row in islice(read_file(path, check.dialect), check.num_rows):
         num_rows += 1
         if isinstance(row, BadRow):
@@ -240,13 +269,16 @@ def _rows_head(path: Path, check: _Check) -> _Head:
         end = end or now + _MAX_SECONDS
         if num_bytes > _MAX_BYTES or now > end:
             break
+    else:
+        is_whole = num_rows < check.num_rows
     reasons = [row.reason for row in bad_rows]
-    may_skip = check.skips and num_bad <= check.most_skipped
-    if num_hidden == num_rows or (
-        may_skip and all(reasons.count(reason) < num_rows for reason in {*reasons})
-    ):
-        bad_rows = []
-    return _Head(num_rows > 0, tuple(_by_reason(bad_rows, num_bad, num_rows)))
+    if num_hidden == num_rows:
+        return _Head(num_rows > 0, is_whole=is_whole)
+    may_skip = check.skips and all(reasons.count(reason) < num_rows for reason in {*reasons})
+    texts = tuple(_by_reason(bad_rows, num_bad, num_rows, check))
+    if not may_skip:
+        return _Head(has_rows=True, problems=texts)
+    return _Head(True, (), texts, num_rows, num_bad, is_whole)
 
 
 def _size_of(value: Any) -> int:
@@ -256,16 +288,19 @@ def _size_of(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes) else 0
 
 
-def _by_reason(bad_rows: Sequence[BadRow], num_bad: int, num_rows: int) -> Iterator[str]:
+def _by_reason(
+    bad_rows: Sequence[BadRow], num_bad: int, num_rows: int, check: _Check
+) -> Iterator[str]:
     """Yield the first row of each reason and how many more there are, and once what can be done."""
     by_reason: dict[str, list[BadRow]] = {}
     for row in bad_rows:
         by_reason.setdefault(row.reason, []).append(row)
     advice = ""
     if num_bad < num_rows:  # where all are bad, no row would be left
+        otherwise = "leave them out and count them with data.on_bad_row: skip"
         advice = (
             f"; {num_bad} of the first {num_rows} rows {'are' if num_bad > 1 else 'is'} bad: fix "
-            "them, or leave them out and count them with data.on_bad_row: skip"
+            f"them, or {'raise the limit' if check.skips else otherwise}"
         )
     for same in by_reason.values():
         more = f" (so are {len(same) - 1} more of the first {num_rows} rows)"

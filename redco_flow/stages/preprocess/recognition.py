@@ -217,7 +217,7 @@ def _shown(values: Sequence[Any]) -> str:
     kinds = kinds_of(values)
     if not (what := next((text for kind, text in _SHOWN_KINDS.items() if kind in kinds), "")):
         return "neither texts nor numbers" if values else "empty"
-    if isinstance(values[0], bool):
+    if all(isinstance(one, bool) for one in values):
         what = "booleans"
     return f"{what}, {len(set(values)):,} different" if {"text", "number"} & kinds else what
 
@@ -232,16 +232,16 @@ def left_out(head: FirstRows, found: Recognised) -> list[str]:
 def _check_left_out(path: Path, head: FirstRows, found: Recognised) -> None:
     """Refuse to leave out a column that may be a label, or a part of the input."""
     is_plain = list(found.names) == ["text_key"]
-    target = list(found.fit.columns.values())[-1]
+    key, target = list(found.fit.columns.items())[-1]
+    known = target.names
+    if found.names[key].strip().lower() in known:  # more than a pattern, such as `is_*`, says
+        known = [one for one in known if "*" not in one]
     doubtful = [
         name
         for name in left_out(head, found)
         if head.columns[name] and not _is_id(name)
         if name.strip().lower() in _OF_ANOTHER_USE
-        or (
-            any(_is_named(name, one) for one in target.names)
-            and _is_of_kind(target, head.columns[name])
-        )
+        or (any(_is_named(name, one) for one in known) and _is_of_kind(target, head.columns[name]))
         or (is_plain and _may_be_label(head.columns[name], is_whole=head.is_whole))
     ]
     if doubtful:
