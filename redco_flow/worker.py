@@ -152,16 +152,8 @@ def run_call(
         log(f"run {result.run} published this result already; reusing it.")
         group.call_off()
     write_result(attempt, result, context.progress)
-    attempt.progress_path.unlink(missing_ok=True)
-    _remove_if_empty(context.work_dir, lock)
-
-
-def _remove_if_empty(work_dir: Path, lock: HeldLock) -> None:
-    """Remove a work directory with nothing but the lock; a worker that waits makes a new one."""
-    if {path.name for path in work_dir.iterdir()} <= {lock.path.name, lock.path.name + HOLDERS}:
-        lock.release(removes=True)
-        with suppress(OSError):  # that worker was faster
-            work_dir.rmdir()
+    with suppress(OSError):  # the stage has its result, whatever the disk says now
+        attempt.progress_path.unlink(missing_ok=True)
 
 
 def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:

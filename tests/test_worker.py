@@ -75,6 +75,8 @@ def test_a_result_is_published_with_its_origin_and_then_told(run, workspace):
     assert result.versions["python"].startswith("3.")
     assert (artifact.path / "text.txt").read_text() == "one"
     assert artifact.produced_by["fingerprint"] == told["fingerprint"]
+    work = Workspace(workspace).work_directory(told["fingerprint"])
+    assert (work / "text.txt").read_text() == "one"  # if the artifact is lost, it is not made again
     assert artifact.produced_by["config_digest"]
     assert output.startswith("redco-flow: stage 'act' of run tiny-abcd, attempt 1")
 

@@ -56,11 +56,22 @@ def acquire(
 
 
 def _try(request: LockRequest, path: Path) -> HeldLock | None:
-    """Return the lock, or None: it is held, or its directory was removed at this moment."""
+    """Return the lock of the file at `path`, not of one whose directory was deleted meanwhile."""
     with contextlib.suppress(FileNotFoundError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return request.try_once()
+        lock = request.try_once()
+        if lock is None or _is_at_path(lock):
+            return lock
+        lock.release()
     return None
+
+
+def _is_at_path(lock: HeldLock) -> bool:
+    try:
+        found = os.stat(lock.path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(lock.descriptor))
 
 
 def describe_holder(path: Path) -> str:

@@ -134,7 +134,7 @@ def _tell(
     log: Log,
 ) -> None:
     path = run.path / "notified.json"
-    with exclusive(run.path / ".notified.lock", removes=True):
+    with exclusive(run.path / ".notified.lock"):
         told = (find_record(path, ToldRecord) or ToldRecord()).told
         known = {(one.notice, one.channel) for one in told}
         for notice in notices_of(run, state, section.events):

@@ -80,8 +80,7 @@ class Output:
 
     Args:
         kind: dataset, checkpoint, predictions or metrics.
-        path: a file or a directory; its files are linked where `digests` are given, else copied.
-            One that was copied is removed where it is below the work directory.
+        path: a file or a directory; its files are linked or copied, never moved.
         metadata: JSON for the artifact's manifest; not part of its identity.
         digests: BLAKE3 by relative path where they are known already, to spare a second read.
         identity: name to digest of all that the artifact's id follows; None: its files.

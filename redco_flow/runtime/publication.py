@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
@@ -129,30 +127,13 @@ def publish(
 
     if hold_result(workspace, call.fingerprint) is None:
         publish_outputs()  # an equal artifact of another run was deleted meanwhile
-    for output in outputs.outputs.values():
-        if output.digests is None:
-            _remove_copied(output.path, context.work_dir)
     return result
-
-
-def _remove_copied(path: Path, work_dir: Path) -> None:
-    """Remove an output that its artifact has a copy of, where it is in the work directory."""
-    if work_dir not in path.parents or ".." in path.parts:
-        return
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-    for folder in path.parents:
-        if folder == work_dir or any(folder.iterdir()):
-            return
-        folder.rmdir()
 
 
 def write_result(
     attempt: AttemptDirectory, result: StageResult, progress: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the attempt's result.json: the worker's last act.
+    """Write the attempt's result.json: the worker's last act that counts.
 
     Args:
         progress: the last one, of the worker that then removes its progress.json.

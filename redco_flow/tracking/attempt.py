@@ -17,7 +17,7 @@ from typing import Any, Required, TypedDict, cast
 
 from redco_flow.local_paths import PathIn
 from redco_flow.tracking.process_identity import ProcessRecord
-from redco_flow.tracking.typed_records import find_record, read_record_lines
+from redco_flow.tracking.typed_records import find_record, read_record_lines, unless_damaged
 
 
 class State(StrEnum):
@@ -336,7 +336,10 @@ class AttemptDirectory:
         if tasks := self.tasks:
             return _progress_of(tasks)
         found = find_record(self.progress_path, ProgressRecord, needs=("time",))
-        return found if found is not None else (self.read_result() or {}).get("progress")
+        # In this order, for the worker removes the first when it has written the second. A copy of
+        # the first that was fetched from a host is older.
+        result = unless_damaged(self.read_result) or {}
+        return result.get("progress", found)
 
     def read_error(self) -> ErrorRecord | None:
         """Return error.json."""

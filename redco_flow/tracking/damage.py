@@ -31,8 +31,7 @@ def find_damaged_records(run: RunDirectory, *, with_lines: bool = True) -> list[
     Args:
         with_lines: also read what has a line for each event or step, which may be long.
     """
-    found = (_damage(read) for read in _readers(run, with_lines=with_lines))
-    return list({damage.path: damage for damage in found if damage is not None}.values())
+    return [damage for read in _readers(run, with_lines=with_lines) if (damage := _damage(read))]
 
 
 def _readers(run: RunDirectory, *, with_lines: bool) -> Iterator[Callable[[], object]]:

@@ -6,16 +6,11 @@ fencing number. The next holder creates the next number with `link`, which is at
 BeeGFS and GPFS and fails for all processes but one. A holder empties its file when it releases the
 lock, and updates the file's time (a heartbeat) until then; a holder whose heartbeat stops is
 superseded by the next number, and `check` then fails for it.
-
-A holder may remove a lock that is not needed again. A process that has the removed file open gets
-no lock by it: a flock counts only if its file is still at the path, and a number can be created
-only in a directory of holders that still exists.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -23,7 +18,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,16 +53,11 @@ class HeldLock(ABC):
         self._is_open = True
         _held.add(self)
 
-    def release(self, *, removes: bool = False) -> None:
-        """Let the next process in; does nothing the second time.
-
-        Args:
-            removes: remove the lock's files, too, where this user may: of an exclusive lock that
-                is not needed again. The next process makes new ones.
-        """
+    def release(self) -> None:
+        """Let the next process in; does nothing the second time."""
         if self._is_open:
             try:
-                self._let_go(removes=removes)
+                self._let_go()
             finally:
                 self.forget()
 
@@ -86,18 +76,8 @@ class HeldLock(ABC):
             _held.discard(self)
             os.close(self.descriptor)
 
-    @property
-    def is_at_path(self) -> bool:
-        """Whether the locked file still has its name: it, or its directory, may be removed."""
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            return False
-        # NFS may find a removed file by its name as long as it is open, with no link.
-        return found.st_nlink > 0 and os.path.samestat(found, os.fstat(self.descriptor))
-
     @abstractmethod
-    def _let_go(self, *, removes: bool) -> None: ...
+    def _let_go(self) -> None: ...
 
 
 _held: set[HeldLock] = set()
@@ -125,10 +105,8 @@ class _Flock(HeldLock):
     def check(self) -> None:
         """The kernel keeps it."""
 
-    def _let_go(self, *, removes: bool) -> None:
-        if removes:
-            with contextlib.suppress(OSError):
-                self.path.unlink()  # closing the file then drops the lock
+    def _let_go(self) -> None:
+        """Closing the file drops it."""
 
 
 class LockRequest:
@@ -159,14 +137,7 @@ class LockRequest:
             OSError: the file is a link, cannot be written, or can be locked in neither way; names
                 it.
         """
-        while (held := self._try_file(os.O_CREAT, block=block)) is not None:
-            if held.is_at_path:
-                return held
-            held.release()
-        return None
-
-    def _try_file(self, creation: int, *, block: bool) -> HeldLock | None:
-        descriptor = open_no_link(self._path, os.O_RDWR | creation)
+        descriptor = open_no_link(self._path, os.O_RDWR | os.O_CREAT)
         held = None
         try:
             held = self._try(descriptor, block=block)
@@ -189,11 +160,7 @@ class LockRequest:
         """
         record = find_mechanism(self._path)
         if record is None or record["mechanism"] == FLOCK:
-            try:
-                lock = self._try_file(0, block=False)
-            except FileNotFoundError:
-                return False
-            if lock is not None:
+            if (lock := self.try_once()) is not None:
                 lock.release()
             return lock is None
         self._stale_seconds = record["stale_seconds"]
@@ -223,17 +190,12 @@ class LockRequest:
     def _try_link(self, descriptor: int) -> HeldLock | None:
         folder = self._folder
         folder.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError), _opened(folder) as directory:
-            return self._try_number(descriptor, folder, directory)
-        return None  # its holder has removed it
-
-    def _try_number(self, descriptor: int, folder: Path, directory: int) -> HeldLock | None:
         present = _holders(folder)
         live = self._live(present)
         if self._is_excluded_by(live):
             return None
         number = max((one.number for one in present), default=0) + 1
-        own = _write_holder(folder, directory, number, shared=self._shared)
+        own = _write_holder(folder, number, shared=self._shared)
         if own is None:  # another process was faster
             return None
         # A process that was paused here may create a number that was removed long ago.
@@ -366,22 +328,11 @@ class _LinkLock(HeldLock):
             except OSError:  # the file server does not answer now
                 continue
 
-    def _let_go(self, *, removes: bool) -> None:
+    def _let_go(self) -> None:
         self._ended.set()
         with contextlib.suppress(LockLost, FileNotFoundError):
             self.check()
-            if removes:
-                self._remove()
-            else:
-                os.truncate(self._own.path, 1)
-
-    def _remove(self) -> None:
-        """Remove the file and, if no other process has a number by then, the holders' directory."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        self._own.path.unlink()
-        with contextlib.suppress(OSError):
-            self._own.path.parent.rmdir()
+            os.truncate(self._own.path, 1)
 
 
 def _holders(folder: Path) -> list[_Holder]:
@@ -395,21 +346,8 @@ def _holders(folder: Path) -> list[_Holder]:
     return found
 
 
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _write_holder(folder: Path, directory: int, number: int, *, shared: bool) -> _Holder | None:
-    """Create the file of a number for this process; None where another process has.
-
-    Args:
-        directory: of the folder as it was listed: a later one at its path has other numbers.
-    """
+def _write_holder(folder: Path, number: int, *, shared: bool) -> _Holder | None:
+    """Create the file of a number for this process; None where another process has."""
     record = {
         **ProcessIdentity.current().to_json(),
         "user": os.geteuid(),
@@ -423,10 +361,8 @@ def _write_holder(folder: Path, directory: int, number: int, *, shared: bool) ->
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary.name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOENT, errno.ESTALE):
-            raise
+        os.link(temporary, path)
+    except (FileExistsError, FileNotFoundError):
         # NFS says that the name exists, too, where its first answer was lost and it asks again.
         if not _is_linked(temporary):
             return None

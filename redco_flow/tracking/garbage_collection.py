@@ -380,10 +380,8 @@ class _Trash:
                 self._move(path)
             finally:
                 lock.release()
-        except FileNotFoundError:  # its worker has removed it
-            return False
         finally:
-            claim.release(removes=True)
+            claim.release()
         return True
 
     def _move(self, path: Path) -> None:

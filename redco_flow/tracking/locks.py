@@ -24,11 +24,8 @@ from redco_flow.tracking.typed_records import find_record
 
 
 @contextmanager
-def exclusive(path: Path, *, removes: bool = False) -> Iterator[HeldLock]:
+def exclusive(path: Path) -> Iterator[HeldLock]:
     """Hold the lock on `path` (made if missing) inside the `with`.
-
-    Args:
-        removes: remove the lock's files at the end.
 
     Raises:
         OSError: `path` is a link, cannot be written, or can be locked in no way; names it.
@@ -39,7 +36,7 @@ def exclusive(path: Path, *, removes: bool = False) -> Iterator[HeldLock]:
     try:
         yield held
     finally:
-        held.release(removes=removes)
+        held.release()
 
 
 def is_locked(path: Path, request: LockRequest | None = None) -> bool:
@@ -104,12 +101,12 @@ class Lease:
 
     def release(self) -> None:
         """Give the lease back; nothing happens if it is no longer ours."""
-        with exclusive(_lock(self.path), removes=True):
+        with exclusive(_lock(self.path)):
             present = _read(self.path)
             if present is not None and present.holder == self.holder:
                 self.path.unlink()
         if self.held is not None:
-            self.held.release(removes=True)
+            self.held.release()
 
     def __enter__(self) -> Lease:
         return self
@@ -147,7 +144,7 @@ def acquire(
     held = _hold_job_lock(path, job, on_lost, on_wait) if job else None
     lease = Lease(path, holder or ProcessIdentity.current(), clock(), job=job, held=held)
     try:
-        with exclusive(_lock(path), removes=True) as lock:
+        with exclusive(_lock(path)) as lock:
             list_directory(path.parent)  # NFS may remember that there was no lease
             present = _read(path)
             if present is not None:
@@ -159,7 +156,7 @@ def acquire(
             write_json(path, record | ({"job": job} if job else {}))
     except BaseException:
         if held is not None:
-            held.release(removes=True)
+            held.release()
         raise
     return lease
 

@@ -88,7 +88,7 @@ def write_notes(
     # Control characters and halves of a character.
     if found := [one for one in note if category(one) in ("Cc", "Cs") and one not in "\n\t"]:
         raise UsageError(f"the note has the control character {found[0]!r}; leave it out.")
-    with exclusive(run.path / _LOCK, removes=True) as held:
+    with exclusive(run.path / _LOCK) as held:
         present = read_notes(run)
         if expected_edited_at not in (None, present.edited_at):
             raise NotesChanged(present)

@@ -40,11 +40,11 @@ def command(tmp_path):
 
 
 def contents(folder):
-    """The files below a folder but for lease, its lock and journal, which a refusal may write."""
+    """The files below a folder but for what a look at them writes: lease and journal."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("lease.json", ".lease.lock", "journal.jsonl")
+        if path.is_file() and path.name not in ("lease.json", "journal.jsonl")
     }
 
 

@@ -80,8 +80,6 @@ def test_a_sweep_runs_every_point_computes_what_they_share_once_and_tells_the_be
         assert not (run / "report.html").exists()
         for name in ("launch.json", "origins.json", "plan.json"):
             assert (run / name).samefile(first / name)
-    assert not list((workspace / "runs").rglob("*lock*"))
-    assert not list((workspace / "work").iterdir())
 
 
 def test_mistakes_of_all_points_are_told_at_once_and_nothing_starts(command):

@@ -513,8 +513,6 @@ def test_one_job_runs_many_points_and_the_end_of_one_is_not_that_of_others(sweep
     assert [job_id(first, "preprocess"), *job_ids(sweep, "train")] == [job] * 6
     assert causes(sweep, "train") == expected
     assert causes(sweep, "compare") == ["completed", *["cancelled"] * 3, "completed"]
-    ends = [(run.attempt("train", 1).path / "ranks").exists() for run in sweep.runs[:2]]
-    assert ends == [False, True]  # of one rank, exit.json says the same, and of a failed one more
     assert count_lines(tmp_path / "trained") == 5
     assert count_lines(tmp_path / "preprocessed") == 1
     assert all(

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from redco_flow.tracking.file_lock import LockRequest
-from redco_flow.tracking.lock_mechanism import FLOCK, LINKS, establish, mechanism_of
+from redco_flow.tracking.lock_mechanism import LINKS, establish, mechanism_of
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.workspace import Workspace
 
@@ -92,30 +92,6 @@ def test_holders_that_are_killed_or_paused_never_publish_beside_the_next(tmp_pat
     entries = sorted(int(path.stem) for path in tmp_path.glob("[0-9]*.json"))
     assert entries == list(range(1, len(entries) + 1))
     assert len(list((tmp_path / "lock.holders").iterdir())) <= 8  # earlier ones are removed
-
-
-COUNT = """
-import sys
-from pathlib import Path
-from redco_flow.tracking.locks import exclusive
-
-counter = Path(sys.argv[1], "counter")
-for _ in range(40):
-    with exclusive(counter.with_name("lock"), removes=True):
-        counter.write_text(str(int(counter.read_text()) + 1))
-"""
-
-
-@pytest.mark.parametrize("mechanism", [FLOCK, LINKS])
-def test_a_lock_that_its_holders_remove_is_held_by_one_process_at_a_time(tmp_path, mechanism):
-    establish(tmp_path, {"REDCO_FLOW_LOCKS": mechanism})
-    (tmp_path / "counter").write_text("0")
-
-    processes = [subprocess.Popen([sys.executable, "-c", COUNT, tmp_path]) for _ in range(3)]
-
-    assert [process.wait(timeout=400) for process in processes] == [0, 0, 0]
-    assert (tmp_path / "counter").read_text() == "120"
-    assert {path.name for path in tmp_path.iterdir()} == {".locks.json", "counter"}
 
 
 HOLD = """

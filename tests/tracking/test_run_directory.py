@@ -124,6 +124,17 @@ def test_attempts_are_numbered_from_one_and_ordered_by_number(workspace):
     assert made[0].logs.is_dir()
 
 
+def test_the_last_progress_is_that_of_the_result(workspace):
+    """A copy of progress.json that was fetched from a host stays, and is older."""
+    attempt = RunDirectory.create(workspace, "demo").new_attempt("train")
+    last = {"time": "now", "step": 100}
+
+    write_json(attempt.progress_path, {"time": "before", "step": 97})
+    write_json(attempt.result_path, {"fingerprint": "f", "outputs": {}, "progress": last})
+
+    assert attempt.read_progress() == last
+
+
 def test_an_attempts_readers_answer_none_until_the_file_is_there(workspace):
     attempt = RunDirectory.create(workspace, "demo").new_attempt("train")
     readers = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -53,8 +52,6 @@ def main(arguments: list[str]) -> int:
         write_json(attempt.path / REQUEUE_FILE, {"restart": restart, "asked_at": utc_now()})
         return REQUEUE_EXIT_CODE
     write_exit(attempt, record)
-    if record.cause is Cause.COMPLETED and options.num_processes == 1:
-        shutil.rmtree(attempt.path / "ranks", ignore_errors=True)  # exit.json says the same
     if record.cause is not Cause.COMPLETED:
         end_later_stages(map(AttemptDirectory, options.later), attempt, record.cause)
     return 0 if record.cause is Cause.COMPLETED else 1

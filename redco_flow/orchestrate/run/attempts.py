@@ -158,7 +158,7 @@ class StageAttempts:
     def release(self, stage: str) -> None:
         """Give up the stage's claim and its slot."""
         if (claim := self._claims.pop(stage, None)) is not None:
-            claim.release(removes=True)
+            claim.release()
         with suppress(KeyError):
             self.have_slots.remove(stage)
             self._context.slots.release()

@@ -68,7 +68,7 @@ def fingerprint_locked(
         claim.check()
         yield
     finally:
-        claim.release(removes=True)
+        claim.release()
 
 
 @contextmanager
@@ -94,8 +94,8 @@ def result_set_aside(workspace: Workspace, fingerprint: str) -> Iterator[None]:
 
 def _remove(folder: Path) -> None:
     """Under another name first: half a work directory must not pass for a whole one."""
-    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
-    with suppress(FileNotFoundError):
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
         folder.replace(doomed)
         shutil.rmtree(doomed)
 
@@ -244,7 +244,9 @@ class StageRunner:
         ingredients, digest = self._attempts.ingredients(self._stage.name)
         # Most second runs end here, without a lock or a slot. The run that holds the claim of a
         # published result is about to claim what its job makes next.
-        is_claimed = is_locked(claim_path(self._context.workspace, digest))
+        is_claimed = False
+        with suppress(OSError):  # another user's file, which this one may not write
+            is_claimed = is_locked(claim_path(self._context.workspace, digest))
         if not is_claimed and (finished := self._reuse(digest)) is not None:
             return finished
         self._state_store.set_stage(self._stage.name, State.WAITING, fingerprint=digest, message="")
