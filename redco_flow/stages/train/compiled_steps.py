@@ -32,7 +32,7 @@ Changes = Mapping[str, Any]
 MOST_CPU_SECONDS = 600.0
 """When no more settings are tried."""
 
-# Estimates were at most 6 % too high for GPUs (docs/design/memory.md), for other devices few were
+# Estimates for GPUs were at most 6 % too high (docs/design/memory.md); none of steps for TPUs was
 # compared. Too low ones are compiled.
 _CLEARLY = {"cuda": 1.10, "tpu": 1.25}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
