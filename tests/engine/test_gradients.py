@@ -118,3 +118,11 @@ def test_clipping_shortens_long_gradients_and_leaves_short_ones():
     np.testing.assert_allclose(clipped["a"], [1.5, 0])
     np.testing.assert_allclose(clipped["b"], 2)
     assert kept["b"] == 4
+
+
+def test_clipping_gradients_in_bfloat16_rounds_them_once():
+    gradients = jnp.linspace(1, 2, 64).astype(jnp.bfloat16)
+
+    clipped = clip(gradients, jnp.array(3.0, jnp.float32), 1.0)
+
+    np.testing.assert_array_equal(clipped, (gradients.astype(np.float32) / 3).astype(jnp.bfloat16))

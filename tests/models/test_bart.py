@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from redco_flow.models.generation.generate import generate
 from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
+from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoder
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 MAX_NEW_TOKENS = 14
@@ -63,6 +65,26 @@ def test_logits_equal_the_torch_reference(bart, batch, torch_reference):
         expected = torch_reference(bart)(**torch_inputs(batch, *MODEL_INPUTS)).logits
 
     assert_near(logits_of(bart, batch), expected.numpy())
+
+
+@pytest.mark.parametrize("bart", ["bart-scaled"], indirect=True)
+def test_the_scale_of_embeddings_is_not_rounded_to_bfloat16(bart):
+    """That of 24 dims would be 0.15% larger."""
+    import torch
+    from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
+
+    table = np.array(bart.params["embedding"])
+    reference = BartScaledWordEmbedding(*table.shape, PAD, embed_scale=24**0.5)
+    reference.weight.data = torch.tensor(table)
+    expected = reference.bfloat16()(torch.arange(3, 61)).detach().float()
+
+    config = replace(bart.config, dtype="bfloat16")
+    found = EncoderDecoder(config.core).apply(
+        {"params": bart.params}, jnp.arange(3, 61), method="embed"
+    )
+
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found.astype(np.float32), expected)
 
 
 @one_version

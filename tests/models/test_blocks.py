@@ -82,6 +82,22 @@ def test_an_activation_in_bfloat16_is_the_exact_one_rounded(activation):
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=1.01 * 2**-8)
 
 
+@pytest.mark.parametrize("activation", EXACT)
+def test_gates_gradients_in_bfloat16_are_the_exact_ones_but_for_a_few_roundings(activation):
+    x = jnp.linspace(-4, 4, 2000).astype(jnp.bfloat16)
+    gates = jnp.stack([x, jnp.ones_like(x)])
+
+    found = jax.jit(jax.grad(lambda gates: activate(gates, activation).sum()))(gates)
+
+    step, exact = 1e-5, EXACT[activation]
+    points = np.asarray(x, np.float64)
+    slopes = [(exact(one + step) - exact(one - step)) / (2 * step) for one in points]
+    expected = np.array([slopes, [exact(one) for one in points]])
+    # A rounding is half of the last of 8 bits, 2**-8 of what is near 1; tanh's chain has most.
+    error = np.abs(np.asarray(found, np.float64) - expected)
+    assert np.all(error <= 5 * 2**-8 * np.maximum(1.0, np.abs(expected)))
+
+
 class CrossAttention(nn.Module):
     """Cross-attention as a layer puts it together."""
 

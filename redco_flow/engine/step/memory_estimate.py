@@ -77,7 +77,7 @@ class _Sizes:
     """
 
     def __init__(self, walker: StepWalker, stored: Iterable[tuple[Dims, int]]) -> None:
-        self.num_devices = walker.leaves[0].sharding.mesh.size
+        self.num_devices, self.is_tpu = walker.leaves[0].sharding.mesh.size, walker.is_tpu
         self._arrays, self._atoms = walker.arrays, walker.atoms
         self._split: dict[int, int] = {}
         for dim, count in walker.shards:
@@ -159,13 +159,14 @@ def _peak(steps: Sequence[Step], sizes: _Sizes) -> float:
 def _begun(steps: Sequence[Step], in_memory: set[int], sizes: _Sizes) -> list[list[int]]:
     """Return by step the stored arrays that are in memory from it on.
 
-    Compilers make zeros of one shape at once, those of later loops with those of the first.
+    GPU and CPU compilers make zeros of one shape at once, those of later loops with those of the
+    first; TPUs' do not.
     """
     first: dict[tuple[int, ...], int] = {}
     begun: list[list[int]] = [[] for _ in steps]
     for place, step in enumerate(steps):
         for number in in_memory.intersection(step.makes):
-            is_zeros = number in step.stacks
+            is_zeros = number in step.stacks and not sizes.is_tpu
             at = first.setdefault(sizes.shape(number), place) if is_zeros else place
             begun[at].append(number)
     return begun
@@ -179,9 +180,11 @@ def _makers(steps: Sequence[Step]) -> dict[int, str]:
 def _before_turns(loop: Step, makers: Mapping[int, str], sizes: _Sizes) -> float:
     """Return the bytes of what a loop's inner loops begin with and is made before the loop.
 
-    What is filled is made once, and copied in each turn. Compilers for several devices compute the
-    last turn behind the loop, and make its zeros with those of the loop.
+    GPU compilers make what is filled once, and copy it in each turn. Those for several devices
+    compute the last turn behind the loop, and make its zeros with those of the loop.
     """
+    if sizes.is_tpu:
+        return 0.0
     inner = [step for step in loop.inside if step.name in LOOPS]
     within = _makers(loop.inside)
     read = {one for step in inner for one in step.reads if within.get(one) in FILLED}

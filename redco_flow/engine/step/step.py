@@ -73,7 +73,7 @@ def global_norm(gradients: Any) -> jax.Array:
 def clip(gradients: Any, norm: jax.Array, max_norm: float) -> Any:
     """Scale gradients of 2-norm `norm` down to `max_norm` where they are longer."""
     scale = max_norm / jnp.maximum(norm, max_norm)
-    return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+    return jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradients)
 
 
 def _accumulate(sum_fn: SumFn, params: Any, micro_batches: Any) -> tuple[Any, Sums]:

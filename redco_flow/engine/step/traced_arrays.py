@@ -1,4 +1,8 @@
-"""List the equations of a train step's trace, with the arrays that they read and make."""
+"""List the equations of a train step's trace, with the arrays that they read and make.
+
+What GPU compilers add is listed, too: parameters that are laid out again, and arrays that are
+copied before a loop because their dims are in another order in memory than the loop reads them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,7 @@ class TracedArray:
     Args:
         num_bytes: over all devices together, each part once; 0 of what is on the host.
         placed: by how much a constraint splits each dim; None: as the dim is split anyway.
-        order: the numbers of the dims, the major one in memory first; empty: as they are.
+        order: the numbers of the dims, the major one in memory first; empty: the compiler chooses.
         viewed: the number of the array that it is, transposed.
     """
 
@@ -96,6 +100,7 @@ class StepWalker(Walker):
         shards: dims, and among how many devices each is split.
         body: the steps so far.
         inner: of the loop that was followed last, until it is noted.
+        is_tpu: whether the devices are TPUs, whose compilers choose the order of loops' arrays.
     """
 
     def __init__(self, record: Record, leaves: Sequence[Any]) -> None:
@@ -105,15 +110,20 @@ class StepWalker(Walker):
         self.shards: list[tuple[Dim, int]] = []
         self.body, self.inner = _Body(), _Body()
         self.leaves = leaves
+        self.is_tpu = leaves[0].sharding.mesh.devices.flat[0].platform == "tpu"
         self._laid_out: dict[int, int] = {}
 
     def numbered(
-        self, value: Value, aval: Any, placed: tuple[int | None, ...] | None = None
+        self,
+        value: Value,
+        aval: Any,
+        placed: tuple[int | None, ...] | None = None,
+        order: tuple[int, ...] = (),
     ) -> Value:
         """Return a value as a new array."""
         is_on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
         num_bytes = 0 if is_on_host else _bytes_of_aval(aval)
-        self.arrays.append(TracedArray(value.dims, num_bytes, placed))
+        self.arrays.append(TracedArray(value.dims, num_bytes, placed, order))
         return replace(value, array=len(self.arrays) - 1)
 
     def split(self, dims: Dims, counts: Iterable[int | None]) -> None:
@@ -145,13 +155,15 @@ class StepWalker(Walker):
             return [replace(results[0], array=array)]
         if name not in self._handlers:
             results = [self._with_rows(value, operands) for value in results]
-        orders = [self._order(name, value, operands) for value in results]
         made = [
-            self.numbered(value, var.aval, self._stacked(value) if inner.steps else placed)
+            self.numbered(
+                value,
+                var.aval,
+                self._stacked(value) if inner.steps else placed,
+                self._order(equation, value, operands),
+            )
             for value, var in zip(results, equation.outvars, strict=True)
         ]
-        for value, order in zip(made, orders, strict=True):
-            self.arrays[value.array] = replace(self.arrays[value.array], order=order)
         if name == "sharding_constraint" and self._is_laid_out(operands[0], equation):
             self.body.gathered += operands[0].sources
             self.arrays[-1] = replace(self.arrays[-1], num_bytes=2 * self.arrays[-1].num_bytes)
@@ -159,8 +171,8 @@ class StepWalker(Walker):
             name = _FUSED_GATHER
         reads, makes = ([self.base(value) for value in values] for values in (operands, made))
         if inner.steps:
-            reads = [*map(self._in_order, reads), *self._before_loop(inner.gathered)]
-        stacks = makes[_num_carried(equation) :]
+            reads = [*map(self._in_order, operands), *self._before_loop(inner.gathered)]
+        stacks = makes[_num_carried(equation, operands, made) :]
         self.body.steps.append(Step(name, reads, makes, inner.steps, stacks))
         return made
 
@@ -172,40 +184,45 @@ class StepWalker(Walker):
     def _transposed(self, number: int, permutation: Sequence[int]) -> int:
         """Return the number of an array's transpose, which is the same bytes."""
         array = self.arrays[number]
-        order = array.order or range(len(permutation))
-        if len(order) != len(permutation):  # of another shape since
+        if len(array.order) != len(permutation):  # not known, or of another shape since
             return number
-        turned = tuple(permutation.index(dim) for dim in order)
+        turned = tuple(permutation.index(dim) for dim in array.order)
         viewed = number if array.viewed is None else array.viewed
         self.arrays.append(replace(array, order=turned, viewed=viewed))
         return len(self.arrays) - 1
 
-    def _order(self, name: str, result: Value, operands: Sequence[Value]) -> tuple[int, ...]:
-        """Return the order of a result's dims: of what is elementwise, as of an operand."""
+    def _order(self, equation: Any, result: Value, operands: Sequence[Value]) -> tuple[int, ...]:
+        """Return the order of a result's dims in memory, where it is known.
+
+        XLA swaps a product's operands for a transpose behind it, but not where one operand has
+        several dims that are not summed over, as the queries of grouped attention have. What is
+        elementwise lies as an operand.
+        """
+        name, shape = equation.primitive.name, self.shape(result)
+        if name == "dot_general":
+            num_batch_dims = len(equation.params["dimension_numbers"][1][0])
+            is_known = 0 < num_batch_dims < len(shape) - 2 and not self.is_tpu
+            return tuple(range(len(shape))) if is_known else ()
         if name in LOOPS:
-            turn = self.arrays[result.array] if result.array >= 0 else None
-            is_stacked = turn is not None and 0 < len(turn.order) < len(result.dims)
-            return (0, *(dim + 1 for dim in turn.order)) if turn and is_stacked else ()
+            order = self.arrays[result.array].order if result.array >= 0 else ()
+            return (0, *(dim + 1 for dim in order)) if 0 < len(order) < len(shape) else ()
         if Step(name, (), ()).stores:
             return ()
-        shape = self.shape(result)
-        alike = (
-            self.arrays[one.array]
-            for one in operands
-            if one.array >= 0 and self.shape(one) == shape
-        )
-        return next((one.order for one in alike if len(one.order) == len(shape)), ())
+        alike = (self._known_order(one) for one in operands if self.shape(one) == shape)
+        return next(filter(None, alike), ())
 
-    def _in_order(self, number: int) -> int:
+    def _known_order(self, value: Value) -> tuple[int, ...]:
+        """Return the order of a value's dims; empty: not known, or it has another shape since."""
+        order = self.arrays[value.array].order if value.array >= 0 else ()
+        return order if len(order) == len(value.dims) else ()
+
+    def _in_order(self, operand: Value) -> int:
         """Return a loop's operand in the order of its dims: a copy where it lies otherwise."""
-        if number < 0:
-            return number
-        array = self.arrays[number]
-        sizes = [self.atoms.size(array.dims[dim]) for dim in array.order]
-        moved = [dim for dim, size in zip(array.order, sizes, strict=True) if size > 1]
+        number, shape = self.base(operand), self.shape(operand)
+        moved = [dim for dim in self._known_order(operand) if shape[dim] > 1]
         if moved == sorted(moved):
             return number
-        self.arrays.append(replace(array, order=()))
+        self.arrays.append(replace(self.arrays[number], order=()))
         self.body.steps.append(Step(LAID_OUT, [number], [len(self.arrays) - 1]))
         return len(self.arrays) - 1
 
@@ -253,11 +270,11 @@ class StepWalker(Walker):
         return (1, *turn.placed)
 
 
-def _num_carried(equation: Any) -> int:
+def _num_carried(equation: Any, operands: Sequence[Value], results: Sequence[Value]) -> int:
     """Return how many of the first results are no stacks of a loop's turns."""
     if equation.primitive.name != "scan":
-        return len(equation.outvars)
-    ranks = [[len(var.aval.shape) for var in some] for some in (equation.invars, equation.outvars)]
+        return len(results)
+    ranks = [[len(value.dims) for value in some] for some in (operands, results)]
     return scan_sizes(equation.params["jaxpr"], *ranks)[1]
 
 

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, final
 
+import jax.numpy as jnp
+import numpy as np
+
 from redco_flow.models.attention.rope import RopeScaling, RotaryConfig
 from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.family_config import FamilyConfig, above_zero, split_evenly
@@ -110,7 +113,8 @@ class LlamaFamilyConfig(DecoderFamilyConfig):
         head_norms: whether queries and keys are normed, each head's or all heads' together.
         has_qkv_bias: whether queries, keys and values have biases, whatever the keys are.
         has_sinks: whether attention has sinks.
-        scales_embedding: whether embeddings are multiplied by the square root of the width.
+        scales_embedding: whether embeddings are multiplied by the square root of the width, rounded
+            to the model's dtype.
         norm_names: the layers' norms and what files call them.
         expert_names: what files call a mixture's experts; None: there are none.
     """
@@ -177,7 +181,7 @@ class LlamaFamilyConfig(DecoderFamilyConfig):
             "norm_placement": self.norm_placement,
             "rotaries": self.rotaries(),
             "windows": self._windows(),
-            "embedding_scale": self.hidden_size**0.5 if self.scales_embedding else 1.0,
+            "embedding_scale": self._embedding_scale(),
             "logit_cap": self._key("final_logit_softcapping"),
             "residual_dropout": self._key("resid_pdrop", 0.0),
             "tie_word_embeddings": self.tie_word_embeddings,
@@ -188,6 +192,11 @@ class LlamaFamilyConfig(DecoderFamilyConfig):
         parts = {"attention": self._attention, "mlp": self._feed_forward, "rotary": self.rotary}
         made = {name: make() for name, make in parts.items() if name not in differing}
         return DecoderConfig(**{**same, **made, **differing})
+
+    def _embedding_scale(self) -> float:
+        # transformers rounds it to the model's dtype.
+        root = np.asarray(self.hidden_size**0.5, jnp.dtype(self.dtype))
+        return float(root) if self.scales_embedding else 1.0
 
     @final
     @property

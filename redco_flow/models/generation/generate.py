@@ -49,7 +49,8 @@ class ForcedTokens(NamedTuple):
     def of(cls, config: Any) -> ForcedTokens:
         """Return what a family's config says, if it is one that says such things.
 
-        Of several last tokens it is the lowest, with log-probability 0, as in transformers.
+        Of several last tokens it is the lowest, with log-probability 0. transformers gives each of
+        them 0: its greedy text and the best of its beams are the same, its other beams may not be.
         """
         last = getattr(config, "forced_eos_token_id", None)
         last = min(last, default=None) if isinstance(last, tuple) else last

@@ -22,18 +22,22 @@ from redco_flow.models.layer_config import AttentionConfig, ClampedGate, MlpConf
 from redco_flow.models.numerics import layer_norm, rms_norm
 from redco_flow.models.projections import SplitKernel, num_groups_held, product, wide_product
 
+Activation = Callable[[jax.Array], jax.Array]
 
-def _wide(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+_NARROW_ACTIVATIONS: dict[str, Activation] = {
+    "relu": nn.relu,
+    "gelu": partial(nn.gelu, approximate=False),
+    "gelu_new": partial(nn.gelu, approximate=True),
+    "silu": nn.silu,
+}
+
+
+def _widened(function: Activation) -> Activation:
     """Compute in float32: 8 bits of 1 + tanh(x) have nothing left of GELU below -3."""
     return lambda x: function(x.astype(jnp.float32)).astype(x.dtype)
 
 
-ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": nn.relu,
-    "gelu": _wide(partial(nn.gelu, approximate=False)),
-    "gelu_new": _wide(partial(nn.gelu, approximate=True)),
-    "silu": _wide(nn.silu),
-}
+ACTIVATION_FUNCTIONS = {name: _widened(function) for name, function in _NARROW_ACTIVATIONS.items()}
 
 
 def activate(projected: jax.Array, activation: str) -> jax.Array:
@@ -72,14 +76,15 @@ def _gated_forward(activation: str, projected: jax.Array) -> tuple[jax.Array, ja
 def _gated_backward(
     activation: str, projected: jax.Array, cotangent: jax.Array
 ) -> tuple[jax.Array]:
-    """Give both gates' gradients as one array, written in one pass.
+    """Give both gates' gradients as one array, written in one pass, in the dtype of `projected`.
 
     Slices' own gradients would be padded with zeros and added. A choice between the two by place
     took GPUs a second pass: compiled for an H100, a layer of 16k tokens and 8,192 units moves 10.2
-    instead of 11.2 GB (of SiLU; of GELU the same), with one kernel less.
+    instead of 11.2 GB (of SiLU; of GELU the same), with one kernel less. A float32 derivative is
+    written to memory: with 2,048 dims the backward pass would move 4.76 instead of 4.23 GB.
     """
     first, second = projected[..., 0, :], projected[..., 1, :]
-    inner, pull_back = jax.vjp(ACTIVATION_FUNCTIONS[activation], first)
+    inner, pull_back = jax.vjp(_NARROW_ACTIVATIONS[activation], first)
     (to_first,) = pull_back(cotangent * second)
     return (jnp.stack([to_first, cotangent * inner], axis=-2),)
 

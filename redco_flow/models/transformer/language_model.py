@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from redco_flow.models.attention.cache import with_room_for
 from redco_flow.models.attention.grouped import cap
 from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.family import ModelFamily, Params
+from redco_flow.models.numerics import scaled
 from redco_flow.models.projections import wide_product
 from redco_flow.models.transformer.decoding_layers import without_layers
 
@@ -32,9 +32,8 @@ class LanguageModel(nn.Module):
     def look_up(self, ids: jax.Array, dtype: str) -> jax.Array:
         """Look tokens up, (…) to (…, D); ids outside the vocabulary read its nearest end."""
         hidden: jax.Array = self.embedding.at[ids].get(mode="clip").astype(dtype)
-        if self.config.embedding_scale == 1:
-            return hidden
-        return hidden * jnp.asarray(self.config.embedding_scale, hidden.dtype)
+        scale = self.config.embedding_scale
+        return hidden if scale == 1 else scaled(hidden, scale)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Score the vocabulary: the layers' result (B, T, D) to (B, T, V), float32."""
