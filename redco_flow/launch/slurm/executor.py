@@ -366,8 +366,8 @@ class SlurmExecutor(ChainingExecutor):
             raise
         _write_records(record | {"job_id": job_id}, attempt, then)
         job = reattach(record | {"job_id": job_id})
-        if isinstance(job, SlurmJob):
-            job.expect_records()
+        assert not isinstance(job, SplitArray)
+        job.note_submitted()
         return job
 
     def _sbatch(

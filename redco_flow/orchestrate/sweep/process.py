@@ -35,6 +35,7 @@ from redco_flow.tracking.sweep_directory import SweepDirectory
 
 _POLL_SECONDS = 0.5
 _PAUSE_PER_LOOK = 9.0
+_MAX_PAUSE = 10.0
 _SECONDS_FOR_PREFECT_TO_CLOSE = 180.0
 
 
@@ -97,7 +98,7 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
         if ready is None:
             # Of thousands of points a look takes its time.
             seconds = _PAUSE_PER_LOOK * (time.monotonic() - looked_at)
-            driver.wait_for_an_end(max(_POLL_SECONDS, seconds))
+            driver.wait_for_an_end(min(max(seconds, _POLL_SECONDS), _MAX_PAUSE))
             continue
         if packs is not None and _put_back(ready, waiting, jobs, packs):
             continue
