@@ -368,6 +368,8 @@ class SlurmExecutor(ChainingExecutor):
         job = reattach(record | {"job_id": job_id})
         assert not isinstance(job, SplitArray)
         job.note_submitted()
+        if isinstance(job, SlurmJob):
+            job.expect_records()
         return job
 
     def _sbatch(

@@ -344,7 +344,6 @@ class SlurmJob(CallJob):
     def note_submitted(self) -> None:
         """Take the job, which sbatch has just accepted, for one that waits in the queue."""
         self._was_pending = True
-        self.expect_records()
 
     def expect_records(self) -> None:
         """Ask Slurm only after a moment, in which the job's own records may tell as much."""
