@@ -32,6 +32,7 @@ _MOST_LAUNCHERS = 4  # which may be killed one after the other while a run is fo
 _NUM_METRICS_SHOWN = 4
 _POLL_SECONDS = 0.5
 _PAUSE_PER_LOOK = 19.0  # of thousands of points a look takes its time
+_MAX_PAUSE = 10.0
 
 
 class SweepLook(NamedTuple):
@@ -364,7 +365,8 @@ def _follow(sweep: SweepDirectory) -> dict[str, Any]:
         sys.stderr.flush()
         if look.state != State.RUNNING:
             return read_sweep_view(sweep, look)
-        time.sleep(max(_POLL_SECONDS, _PAUSE_PER_LOOK * (time.monotonic() - looked_at)))
+        pause = _PAUSE_PER_LOOK * (time.monotonic() - looked_at)
+        time.sleep(min(max(pause, _POLL_SECONDS), _MAX_PAUSE))
 
 
 def _named(point: Sequence[str]) -> str:

@@ -100,6 +100,11 @@ def never_began(why: str) -> ExitRecord:
     return ExitRecord(exit_code=None, cause=Cause.CANCELLED, message=f"it never began: {why}.")
 
 
+def never_submitted(why: str) -> ExitRecord:
+    """Return the end of a job that no cluster ever got, or that another job replaces."""
+    return ExitRecord(exit_code=None, cause=Cause.NEVER_SUBMITTED, message=why)
+
+
 def end_later_stages(
     later: Iterable[AttemptDirectory], attempt: AttemptDirectory, cause: Cause
 ) -> None:

@@ -30,7 +30,7 @@ from redco_flow.spec.executor import find_executor
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory, JobRecord
 
-__all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach", "register"]
+__all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
 
 
 class ExecutorSettings(TypedDict, total=False):
@@ -404,7 +404,7 @@ def common_settings(profile: Profile, environment: Mapping[str, str]) -> Executo
 
 
 def make_executor(profile: Profile, environment: Mapping[str, str]) -> CallExecutor:
-    """Return the executor that the profile names.
+    """Return the executor that the profile names, known to submitit under its own name too.
 
     Args:
         environment: the variables that jobs inherit; the profile's are added.
@@ -413,16 +413,9 @@ def make_executor(profile: Profile, environment: Mapping[str, str]) -> CallExecu
         UsageError: there is no such executor.
     """
     executor: CallExecutor = _find(profile.executor).make(profile, environment)
-    return executor
-
-
-def register(executor: CallExecutor) -> None:
-    """Have submitit's AutoExecutor find an executor's class under its name, in this process.
-
-    submitit then reads the entry points of all installed packages.
-    """
     known = cast("dict[str, type[Executor]]", plugins.get_executors())
     known[executor.name()] = type(executor)
+    return executor
 
 
 def make_chaining_executor(profile: Profile, environment: Mapping[str, str]) -> ChainingExecutor:

@@ -39,20 +39,21 @@ def test_a_job_does_not_wait_for_one_that_has_completed_and_that_slurm_holds_in_
     slurm, workspace, new_executor
 ):
     """Fault 10: a killed slurmctld has forgotten the end of a job, and holds it."""
-    attempts = [make_attempt(workspace, run=f"tiny-{number}") for number in range(3)]
+    attempts = [make_attempt(workspace, run=f"tiny-{number}") for number in range(4)]
     executor = new_executor()
     with slurm.starts_nothing():
         held, other = (executor.submit_call(one) for one in attempts[:2])
         slurm.run("scontrol", "hold", held.job_id)
-        job = executor.submit_call_after(attempts[2], [held, other])
+        jobs = [executor.submit_call_after(one, [held, other]) for one in attempts[2:]]
         completed = ExitRecord(exit_code=0, cause=Cause.COMPLETED, message="")
         write_exit(held.attempt, completed)
 
-    wait_until(job.done)
+    wait_until(lambda: {job.done() for job in jobs} == {True})
+    slurm.run("scontrol", "release", held.job_id)
 
-    assert job.state == "COMPLETED"
-    assert other.state == "COMPLETED"
+    assert [job.state for job in (*jobs, other)] == ["COMPLETED"] * 3
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs())
+    assert not held.attempt.ranks_with_logs()
 
 
 def test_a_job_whose_interpreter_is_missing_fails_with_the_end_of_its_log(submit):

@@ -580,17 +580,14 @@ def test_a_stage_is_tried_again_beside_one_that_the_packed_job_still_runs(sweeps
     assert [len(run.attempts(stage)) for stage in ("small", "train", "compare")] == [2, 1, 2]
 
 
-# The ends of three points are written one after the other: one of them may be packed before the rest.
-@pytest.mark.parametrize(
-    ("points_per_job", "num_points", "num_jobs"), [(2, 3, {6}), (4, 4, {2, 3})]
-)
+@pytest.mark.parametrize(("points_per_job", "num_jobs"), [(2, 6), (3, 2)])
 def test_points_whose_shared_stage_is_cancelled_with_another_point_are_packed_again(
-    sweeps, slurm, tmp_path, points_per_job, num_points, num_jobs
+    sweeps, slurm, tmp_path, points_per_job, num_jobs
 ):
     """The stage is a job of its own where points of several packs need it, or in their pack."""
     before = jobs_in_slurm(slurm)
     sweeps.open_gate()
-    sweep = sweeps.start(RATES[:num_points], points_per_job=points_per_job, holds_first=True)
+    sweep = sweeps.start(RATES[:3], points_per_job=points_per_job, holds_first=True)
     sweeps.wait_until_queued(sweep)
     wait_until(lambda: count_lines(tmp_path / "preprocessed") == 1)
     cancel_run(sweep.runs[0], "not this one")
@@ -598,8 +595,7 @@ def test_points_whose_shared_stage_is_cancelled_with_another_point_are_packed_ag
     (tmp_path / "first-gate").touch()
     sweeps.wait_for_end(sweep)
 
-    states = ["cancelled", *["completed"] * (num_points - 1)]
+    states = ["cancelled", "completed", "completed"]
     assert sweeps.states(sweep) == states, sweep.log_path.read_text()
-    num_attempts = [len(run.attempts("train")) for run in sweep.runs]
-    assert num_attempts == [1, *[2] * (num_points - 1)]
-    assert len(jobs_in_slurm(slurm) - before) in num_jobs
+    assert [len(run.attempts("train")) for run in sweep.runs] == [1, 2, 2]
+    assert len(jobs_in_slurm(slurm) - before) == num_jobs

@@ -9,7 +9,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from tiny_stages.calls import wait_until
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.executor import make_executor, reattach, register
+from redco_flow.launch.executor import make_executor, reattach
 from redco_flow.launch.local.executor import LocalExecutor
 from redco_flow.spec.profile import profile_model
 
@@ -19,10 +19,9 @@ def profile(workspace):
     return profile_model()(workspace=str(workspace), grace_seconds=5.0)
 
 
-def test_a_profile_names_its_executor_and_submitit_can_know_it_too(profile, workspace, tmp_path):
+def test_a_profile_names_its_executor_and_submitit_knows_it_too(profile, workspace, tmp_path):
     executor = make_executor(profile, {"PATH": "/usr/bin:/bin"})
 
-    register(executor)
     auto = submitit.AutoExecutor(tmp_path, cluster="redco-local")
 
     assert isinstance(executor, LocalExecutor)

@@ -122,6 +122,19 @@ def test_one_request_asks_the_accounting_for_all_jobs_and_one_not_asked_for_is_n
     assert cluster.accounting_asked_for == [["1", "2", "3"], ["4"]]
 
 
+def test_an_answer_confirms_only_what_was_found_before_it_was_asked_and_only_once(cluster):
+    finding = "job 7 waits for job 6, which has completed"
+    before = cluster.queue.look()
+    cluster.now += 9.0
+    is_confirmed = [cluster.queue.is_confirmed(finding, before)]
+    cluster.now += 1.0
+    after = cluster.queue.look()
+
+    is_confirmed += [cluster.queue.is_confirmed(finding, after) for _ in range(2)]
+
+    assert is_confirmed == [False, True, False]
+
+
 def resubmissions(clock, answers):
     """Retry a submission while the answers last; return the moments, and the reasons to wait."""
     moments, reasons = [], []

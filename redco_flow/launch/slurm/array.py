@@ -139,6 +139,11 @@ class SlurmArray(CallJob):
         if check:
             self.wait()
 
+    def note_submitted(self) -> None:
+        """As `SlurmJob.note_submitted`, for each task."""
+        for shard in self._shards:
+            self._task(shard).note_submitted()
+
     def retry_submission(self, resubmission: Resubmission) -> None:
         """As `SlurmJob.retry_submission`, for the whole array."""
         self._array.retry_submission(resubmission)

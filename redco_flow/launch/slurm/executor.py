@@ -366,6 +366,8 @@ class SlurmExecutor(ChainingExecutor):
             raise
         _write_records(record | {"job_id": job_id}, attempt, then)
         job = reattach(record | {"job_id": job_id})
+        assert not isinstance(job, SplitArray)
+        job.note_submitted()
         if isinstance(job, SlurmJob):
             job.expect_records()
         return job

@@ -24,6 +24,7 @@ from redco_flow.launch.endings import (
     judge,
     last_restart,
     never_began,
+    never_submitted,
     read_endings,
     write_exit,
 )
@@ -78,11 +79,7 @@ _SECONDS_FOR_RECORDS = 2.0
 _SECONDS_TO_APPEAR_IN_EMPTY = 20.0  # in answers without any job
 _SECONDS_WITHOUT_QUEUE = 1800.0  # of a job that the accounting alone has, without a heartbeat
 _LOG_END_BYTES = 1000
-_LEFT_OVER = ExitRecord(
-    exit_code=None,
-    cause=Cause.NEVER_SUBMITTED,
-    message="the packed job ended before its turn; another job runs it.",
-)
+_LEFT_OVER = never_submitted("the packed job ended before its turn; another job runs it.")
 _CANCELLED_IN_QUEUE = ExitRecord(
     exit_code=None,
     cause=Cause.CANCELLED,
@@ -344,6 +341,10 @@ class SlurmJob(CallJob):
         """Ask Slurm more often for a while: the job is about to end."""
         self._urgent_until = self._queue.clock() + SECONDS_OF_URGENCY
 
+    def note_submitted(self) -> None:
+        """Take the job, which sbatch has just accepted, for one that waits in the queue."""
+        self._was_pending = True
+
     def expect_records(self) -> None:
         """Ask Slurm only after a moment, in which the job's own records may tell as much."""
         self._quiet_until = self._queue.clock() + _SECONDS_FOR_RECORDS
@@ -364,23 +365,27 @@ class SlurmJob(CallJob):
         if not waits_for_jobs(entry) or view.asked_at == self._dropped_at:
             return
         self._dropped_at = view.asked_at
+        own_id = self.job_id.partition("_")[0]  # the tasks of an array wait for the same jobs
         record = self._record_of_pack() if self._pack is not None else self._record
         before = {**record.get("waits_for", {}), **record.get("begins_after", {})}
-        jobs = [
-            SlurmJob(path, job_id)
+        again = [
+            job_id
             for path, job_id in before.items()
-            if job_id in view.entries
-            and view.entries[job_id].state in WAITING
+            if job_id in view.by_job
             and AttemptDirectory(Path(path)).cause is Cause.COMPLETED
+            and SlurmJob(path, job_id)._is_queued_again(view)
+            and self._queue.is_confirmed((own_id, job_id), view)
         ]
-        again = [job for job in jobs if job.whole_has_ended and job._own_entry(view)]
-        if not again:
-            return
-        with contextlib.suppress(StageFailed, ClusterUnreachable):  # at the next answer, again
-            queue.drop_dependencies(self.job_id, [job.job_id for job in again], self._environment)
-            for job in again:
-                job._end()
-            self.expect_end()
+        if again:
+            with contextlib.suppress(StageFailed, ClusterUnreachable):  # at a later answer, again
+                queue.drop_dependencies(own_id, again, self._environment)
+                self.expect_end()
+
+    def _is_queued_again(self, view: QueueView) -> bool:
+        """Whether a job, or an array, that has ended by its records waits in the queue."""
+        waiting = [one for one in view.by_job[self.job_id] if one.state in WAITING]
+        is_named = bool(self._record.get("job_name"))  # else the id may be another job's by now
+        return is_named and any(map(self._is_own, waiting)) and self.whole_has_ended
 
     def _seconds_to_confirm(self, state: str, view: QueueView) -> float:
         """Seconds for which Slurm must report a job as ended before it counts as ended."""
@@ -479,8 +484,7 @@ class SlurmJob(CallJob):
             self._resubmission = None
             self._record.pop("waiting", None)
             write_json(self.attempt.job_path, self._record)
-            never = ExitRecord(exit_code=None, cause=Cause.NEVER_SUBMITTED, message=str(refusal))
-            return self._write_ending(never)
+            return self._write_ending(never_submitted(str(refusal)))
         self._followed_since = self._queue.clock()
         if not job_id:
             self._note_waiting(resubmission.reason)
@@ -598,14 +602,14 @@ class SlurmJob(CallJob):
 
         None: Slurm says that such a job has ended, and there is no record of that yet.
         """
-        entries = self._queue.look().entries.values()
-        live = [one for one in entries if not is_terminal(one) or one.state == "COMPLETED"]
-        live_ids = {one.job_id.partition("_")[0] for one in live}  # also those of arrays
+        by_job = self._queue.look().by_job
         found: set[Cause | None] = set()
         for path, job_id in self._record_of_pack().get("waits_for", {}).items():
             list_directory(Path(path))
             cause = AttemptDirectory(Path(path)).cause
-            if cause is not Cause.COMPLETED and (cause is not None or job_id not in live_ids):
+            its = by_job.get(job_id, ())
+            is_live = any(not is_terminal(one) or one.state == "COMPLETED" for one in its)
+            if cause is not Cause.COMPLETED and (cause is not None or not is_live):
                 found.add(cause)
         return found
 

@@ -13,7 +13,8 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,8 +170,9 @@ def drop_dependencies(job_id: str, others: Collection[str], environment: Mapping
     """
     layout = f"--Format=Dependency:{_DEPENDENCY_WIDTH}"
     said = _run(["squeue", "--noheader", f"--jobs={job_id}", layout], environment).strip()
-    terms = [re.sub(r"\(\w+\)$", "", term) for term in said.split(",")]  # "afterok:7(unfulfilled)"
-    left = [term for term in terms if term.partition(":")[2] not in others]
+    # "afterok:7(unfulfilled)"; of an array there may be several lines.
+    terms = dict.fromkeys(re.sub(r"\(\w+\)$", "", term) for term in re.split(r"[,\s]+", said))
+    left = [term for term in terms if term.partition(":")[2].removesuffix("_*") not in others]
     _run(["scontrol", "update", f"JobId={job_id}", f"Dependency={','.join(left)}"], environment)
 
 
@@ -375,6 +377,14 @@ class QueueView:
     asked_at: float = float("-inf")
     problem: str = ""
 
+    @functools.cached_property
+    def by_job(self) -> Mapping[str, Sequence[JobEntry]]:
+        """The entries of each job, or of the tasks of each array, by its id."""
+        found: dict[str, list[JobEntry]] = defaultdict(list)
+        for entry in self.entries.values():
+            found[entry.job_id.partition("_")[0]].append(entry)
+        return found
+
 
 def back_off(num_failures: int) -> float:
     """Return the seconds to wait after a number of failures in a row: 10, 20, … 120."""
@@ -408,6 +418,7 @@ class SlurmQueue:
         self._tried_at = float("-inf")
         self._changed_at = clock()
         self._num_failures = 0
+        self._found_at: dict[Hashable, float] = {}
         self._accounted: dict[str, JobEntry | None] = {}
         self._to_account: set[str] = set()
         self._asking_accounting = threading.Lock()
@@ -433,6 +444,19 @@ class SlurmQueue:
             finally:
                 self._asking.release()
         return self._view
+
+    def is_confirmed(self, finding: Hashable, view: QueueView) -> bool:
+        """Say whether an answer confirms what was found before it was asked; once for each answer.
+
+        A caller's records may be newer than the answer that it has.
+
+        Args:
+            finding: what the caller sees in its records and in `view`.
+        """
+        if view.asked_at <= self._found_at.setdefault(finding, self.clock()):
+            return False
+        self._found_at[finding] = self.clock()
+        return True
 
     def expect_accounted(self, job_id: str) -> None:
         """Have the next request to the accounting ask for this job too."""

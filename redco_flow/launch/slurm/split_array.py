@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError
-from redco_flow.launch.endings import write_exit
+from redco_flow.launch.endings import never_submitted, write_exit
 from redco_flow.launch.job import CallJob, JobStatus, status_from_files
 from redco_flow.launch.slurm.array import SlurmArray, end_of_tasks
 from redco_flow.records import write_json
@@ -109,8 +109,7 @@ class SplitArray(CallJob):
             except (RedcoFlowError, OSError) as error:
                 if is_first and not self._arrays:
                     raise
-                never = ExitRecord(exit_code=None, cause=Cause.NEVER_SUBMITTED, message=str(error))
-                self._end_unsubmitted(never)
+                self._end_unsubmitted(never_submitted(str(error)))
                 return
             del self._left[0]
         self._note_ids()

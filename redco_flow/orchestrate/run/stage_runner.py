@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
@@ -41,7 +42,7 @@ from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.locks import is_locked
-from redco_flow.tracking.results import differences, is_doubtful
+from redco_flow.tracking.results import differences, is_doubtful, read_result
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def fingerprint_locked(
         claim.check()
         yield
     finally:
-        claim.release()
+        claim.release(removes=True)
 
 
 @contextmanager
@@ -94,13 +95,14 @@ def result_set_aside(workspace: Workspace, fingerprint: str) -> Iterator[None]:
 
 def _remove(folder: Path) -> None:
     """Under another name first: half a work directory must not pass for a whole one."""
-    if folder.exists():
-        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
+    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
+    with suppress(FileNotFoundError):
         folder.replace(doomed)
         shutil.rmtree(doomed)
 
 
 _POLL_SECONDS = 0.25
+_SECONDS_TO_CLAIM_NEXT = 10.0
 _MOST_CHANGES = 3  # that are named in the log
 
 
@@ -242,12 +244,9 @@ class StageRunner:
         self._context.stop.raise_if_set(self._stage.name)
         self._attempts.release(self._stage.name)
         ingredients, digest = self._attempts.ingredients(self._stage.name)
-        # Most second runs end here, without a lock or a slot. The run that holds the claim of a
-        # published result is about to claim what its job makes next.
-        is_claimed = False
-        with suppress(OSError):  # another user's file, which this one may not write
-            is_claimed = is_locked(claim_path(self._context.workspace, digest))
-        if not is_claimed and (finished := self._reuse(digest)) is not None:
+        self._wait_for_next_claim(digest)
+        # Most second runs end here, without a lock or a slot.
+        if (finished := self._reuse(digest)) is not None:
             return finished
         self._state_store.set_stage(self._stage.name, State.WAITING, fingerprint=digest, message="")
         with fingerprint_locked(self._context.workspace, digest, self._wait):
@@ -263,6 +262,21 @@ class StageRunner:
                         self._hand_over()
                         return finished
                     self._context.stop.raise_if_set(self._stage.name)
+
+    def _wait_for_next_claim(self, digest: str) -> None:
+        """Let the run that has made a result, and holds its claim, claim what its job makes next.
+
+        But not for long: the holder may be any other run, which waits itself.
+        """
+        path = claim_path(self._context.workspace, digest)
+        request, give_up_at = LockRequest(path), time.monotonic() + _SECONDS_TO_CLAIM_NEXT
+        with suppress(OSError):  # another user's file, which this one may not write
+            while is_locked(path, request) and time.monotonic() < give_up_at:
+                result = read_result(self._context.workspace, digest)
+                if result is None or self._is_forced():
+                    return
+                maker = f"run {result.run}" if result.run else "another run"
+                self._wait(f"what {maker} makes next")
 
     def _note_changes(self, ingredients: Mapping[str, Any], digest: str) -> None:
         """Say why the stage does not continue what its last attempt has left, if it does not."""

@@ -35,6 +35,8 @@ from redco_flow.tracking.sweep_directory import SweepDirectory
 
 _POLL_SECONDS = 0.5
 _PAUSE_PER_LOOK = 9.0
+_MAX_PAUSE = 10.0
+_SECONDS_FOR_OTHER_ENDS = 1.0  # a job writes those of its points one after the other
 _SECONDS_FOR_PREFECT_TO_CLOSE = 180.0
 
 
@@ -97,9 +99,9 @@ def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
         if ready is None:
             # Of thousands of points a look takes its time.
             seconds = _PAUSE_PER_LOOK * (time.monotonic() - looked_at)
-            driver.wait_for_an_end(max(_POLL_SECONDS, seconds))
+            driver.wait_for_an_end(min(max(seconds, _POLL_SECONDS), _MAX_PAUSE))
             continue
-        if packs is not None and _put_back(ready, waiting, jobs, packs):
+        if packs is not None and _put_back(ready, waiting, jobs, packs, driver):
             continue
         waiting.remove(ready)
         # It may have been cancelled while it waited. The retry budgets apply to what ended before.
@@ -133,7 +135,11 @@ def _next_ready(
 
 
 def _put_back(
-    run: RunDirectory, waiting: Sequence[RunDirectory], jobs: Mapping[str, PointJobs], packs: Packs
+    run: RunDirectory,
+    waiting: Sequence[RunDirectory],
+    jobs: Mapping[str, PointJobs],
+    packs: Packs,
+    driver: Driver,
 ) -> bool:
     """Have a run whose packed job has ended before its turn packed again, and others with it.
 
@@ -143,6 +149,7 @@ def _put_back(
     its = jobs.get(run.id)
     if its is None or its.pack is None or has_ended(run) or not its.are_left_over:
         return False
+    driver.wait_for_an_end(_SECONDS_FOR_OTHER_ENDS)
     known = [(one, jobs[one.id]) for one in waiting if one.id in jobs]
     left = [one for one, others in known if others.pack == its.pack and others.are_left_over]
     return packs.put_back(left, its.pack)

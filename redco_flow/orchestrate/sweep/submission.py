@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.launch.endings import write_exit
+from redco_flow.launch.endings import never_submitted, write_exit
 from redco_flow.launch.executor import CallJob, reattach
 from redco_flow.orchestrate.run.ahead import SweepQueue
 from redco_flow.orchestrate.run.cancel import Log, StopRequest
@@ -18,7 +18,7 @@ from redco_flow.orchestrate.run.ingredients import Sources
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.orchestrate.sweep.planned_jobs import work_keys
-from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.locks import acquire
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, current_attempt
@@ -189,9 +189,6 @@ def resolve_lost_ids(sweep: SweepDirectory, points: Iterable[HeldPoint], driver:
     while lost and not sweep.cancel_path.exists() and not driver.is_stopped:
         for job in lost:
             if (status := job.status()).cause is Cause.NEVER_SUBMITTED:
-                record = ExitRecord(
-                    exit_code=None, cause=Cause.NEVER_SUBMITTED, message=status.message
-                )
-                write_exit(job.attempt, record)
+                write_exit(job.attempt, never_submitted(status.message))
         lost = [one for one in lost if not one.record()["job_id"] and not one.done()]
         time.sleep(_POLL_SECONDS)
