@@ -69,7 +69,7 @@ def fingerprint_locked(
         claim.check()
         yield
     finally:
-        claim.release(removes=True)
+        claim.release()
 
 
 @contextmanager
@@ -95,8 +95,8 @@ def result_set_aside(workspace: Workspace, fingerprint: str) -> Iterator[None]:
 
 def _remove(folder: Path) -> None:
     """Under another name first: half a work directory must not pass for a whole one."""
-    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
-    with suppress(FileNotFoundError):
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
         folder.replace(doomed)
         shutil.rmtree(doomed)
 
