@@ -136,7 +136,7 @@ def run_call(
         _run_shard(call, context, workspace, started_at)
         return
     lock = _take_lock(context)
-    result = claim_result(workspace, call.fingerprint)
+    result, progress = claim_result(workspace, call.fingerprint), None
     if result is None:
         _check_code(call)
         context.report(phase="checking inputs")
@@ -148,12 +148,14 @@ def run_call(
             stop.is_watched = True
             group.part()
         result = publish(workspace, call, context, outputs, time.monotonic() - started_at, lock)
+        progress = context.progress
     else:
         log(f"run {result.run} published this result already; reusing it.")
         group.call_off()
-    write_result(attempt, result, context.progress)
-    with suppress(OSError):  # the stage has its result, whatever the disk says now
-        attempt.progress_path.unlink(missing_ok=True)
+    write_result(attempt, result, progress)
+    if progress is not None:
+        with suppress(OSError):  # the stage has its result, whatever the disk says now
+            attempt.progress_path.unlink(missing_ok=True)
 
 
 def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:

@@ -19,6 +19,7 @@ from redco_flow.launch.endings import write_exit
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
+from redco_flow.launch.slurm.queue import drop_dependencies
 from redco_flow.tracking.attempt import Cause, ExitRecord
 from redco_flow.tracking.locks import find_holder
 
@@ -39,7 +40,7 @@ def test_a_job_does_not_wait_for_one_that_has_completed_and_that_slurm_holds_in_
     slurm, workspace, new_executor
 ):
     """Fault 10: a killed slurmctld has forgotten the end of a job, and holds it."""
-    attempts = [make_attempt(workspace, run=f"tiny-{number}") for number in range(4)]
+    attempts = [make_attempt(workspace, run=f"tiny-{number}") for number in range(5)]
     executor = new_executor()
     with slurm.starts_nothing():
         held, other = (executor.submit_call(one) for one in attempts[:2])
@@ -47,11 +48,14 @@ def test_a_job_does_not_wait_for_one_that_has_completed_and_that_slurm_holds_in_
         jobs = [executor.submit_call_after(one, [held, other]) for one in attempts[2:]]
         completed = ExitRecord(exit_code=0, cause=Cause.COMPLETED, message="")
         write_exit(held.attempt, completed)
+        # While one still waits for the other, Slurm is not told again at each answer.
+        arguments = jobs[0].job_id, [held.job_id], slurm.environment
+        assert [drop_dependencies(*arguments) for _ in range(2)] == [True, False]
 
     wait_until(lambda: {job.done() for job in jobs} == {True})
     slurm.run("scontrol", "release", held.job_id)
 
-    assert [job.state for job in (*jobs, other)] == ["COMPLETED"] * 3
+    assert [job.state for job in (*jobs, other)] == ["COMPLETED"] * 4
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs())
     assert not held.attempt.ranks_with_logs()
 

@@ -378,8 +378,8 @@ class SlurmJob(CallJob):
         ]
         if again:
             with contextlib.suppress(StageFailed, ClusterUnreachable):  # at a later answer, again
-                queue.drop_dependencies(own_id, again, self._environment)
-                self.expect_end()
+                if queue.drop_dependencies(own_id, again, self._environment):
+                    self.expect_end()
 
     def _is_queued_again(self, view: QueueView) -> bool:
         """Whether a job, or an array, that has ended by its records waits in the queue."""

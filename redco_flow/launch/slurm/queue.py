@@ -162,8 +162,11 @@ def cancel(
     _run(["scancel", *options, job_id], environment)
 
 
-def drop_dependencies(job_id: str, others: Collection[str], environment: Mapping[str, str]) -> None:
+def drop_dependencies(job_id: str, others: Collection[str], environment: Mapping[str, str]) -> bool:
     """Have a job that waits in the queue wait no longer for some other jobs.
+
+    Returns:
+        whether it waited for one of them.
 
     Raises:
         StageFailed, ClusterUnreachable: it waits as before; the former has Slurm's words.
@@ -171,9 +174,13 @@ def drop_dependencies(job_id: str, others: Collection[str], environment: Mapping
     layout = f"--Format=Dependency:{_DEPENDENCY_WIDTH}"
     said = _run(["squeue", "--noheader", f"--jobs={job_id}", layout], environment).strip()
     # "afterok:7(unfulfilled)"; of an array there may be several lines.
-    terms = dict.fromkeys(re.sub(r"\(\w+\)$", "", term) for term in re.split(r"[,\s]+", said))
+    found = (re.sub(r"\(\w+\)$", "", term) for term in re.split(r"[,\s]+", said))
+    terms = list(dict.fromkeys(filter(None, found)))
     left = [term for term in terms if term.partition(":")[2].removesuffix("_*") not in others]
+    if left == terms:
+        return False
     _run(["scontrol", "update", f"JobId={job_id}", f"Dependency={','.join(left)}"], environment)
+    return True
 
 
 def release(job_id: str, environment: Mapping[str, str]) -> None:

@@ -184,7 +184,7 @@ def _value(fields: Mapping[str, Any], key: str) -> _Value:
 
 def _check_whole(value: float, key: str) -> None:
     # A column of whole numbers with a null in it is one of floats in pandas, and so in Parquet.
-    if not float(value).is_integer():
+    if isinstance(value, float) and not value.is_integer():
         raise ValueError(
             f"field '{key}' holds {value}, so it is not one of classes: numbers are learnt by "
             "recipe regression."
