@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -203,6 +204,7 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
     wait_until(lambda: sweeps.states(sweep) == ["running", "running", "waiting"])
     text = sweep_text(sweeps.view(sweep))
+    time.sleep(1.1)  # Slurm's records have whole seconds
     sweeps.open_gate()
     view = sweeps.wait_for_end(sweep)
 

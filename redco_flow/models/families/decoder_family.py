@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, final
 
-import jax.numpy as jnp
-import numpy as np
+import ml_dtypes
 
 from redco_flow.models.attention.rope import RopeScaling, RotaryConfig
 from redco_flow.models.config import DecoderConfig
@@ -194,9 +193,9 @@ class LlamaFamilyConfig(DecoderFamilyConfig):
         return DecoderConfig(**{**same, **made, **differing})
 
     def _embedding_scale(self) -> float:
+        root = self.hidden_size**0.5 if self.scales_embedding else 1.0
         # transformers rounds it to the model's dtype.
-        root = np.asarray(self.hidden_size**0.5, jnp.dtype(self.dtype))
-        return float(root) if self.scales_embedding else 1.0
+        return float(ml_dtypes.bfloat16(root)) if self.dtype == "bfloat16" else root
 
     @final
     @property
