@@ -42,12 +42,14 @@ class SweepLook(NamedTuple):
         points: each with its overrides, run, state, message, seconds and metrics.
         runs: of the points, in the same order, each with its view.
         is_queued: whether no process drives the runs, and a cluster's queue has their jobs.
+        refused: a sampler's points that were refused, each with its overrides and message.
     """
 
     state: State
     points: list[dict[str, Any]]
     runs: list[tuple[RunDirectory, dict[str, Any]]]
     is_queued: bool
+    refused: list[dict[str, Any]]
 
 
 class SweepReader:
@@ -89,7 +91,12 @@ class SweepReader:
         is_driven, is_queued = starter is not None, any(run["queued"] for _, run in runs)
         states = [*(point["state"] for point in points), *sweep.states_without_runs]
         state = state_of_sweep(states, goes_on=is_driven or is_queued)
-        return SweepLook(state, points, runs, is_queued and not is_driven)
+        refused = [
+            {"point": one.overrides, "message": one.message}
+            for one in sampled
+            if one.state == "refused"
+        ]
+        return SweepLook(state, points, runs, is_queued and not is_driven, refused)
 
     def _read_run(self, run: RunDirectory) -> dict[str, Any]:
         mark = change_mark(run.state_path)
@@ -114,14 +121,13 @@ def read_sweep_view(sweep: SweepDirectory, look: SweepLook | None = None) -> dic
     # Imported here: the verbs that never look at a sweep need not pay for it.
     from redco_flow.report.compared_run import ComparedRun
 
-    state, points, runs, is_queued = look or SweepReader(sweep).look()
+    state, points, runs, is_queued, refused = look or SweepReader(sweep).look()
     completed = [
         ComparedRun(directory, view=run)
         for point, (directory, run) in zip(points, runs, strict=True)
         if point["state"] == State.COMPLETED
     ]
     not_compared = dict(_not_compared(completed))
-    refused = [one for one in sweep.read_sampled_points() if one.state == "refused"]
     return {
         "sweep": sweep.id,
         "state": state,
@@ -129,7 +135,7 @@ def read_sweep_view(sweep: SweepDirectory, look: SweepLook | None = None) -> dic
         "points": points,
         "num_open": sweep.num_open,
         "problem": sweep.problem,
-        "refused": [{"point": one.overrides, "message": one.message} for one in refused],
+        "refused": refused,
         "best": _best(
             [one for one in points if one["state"] == State.COMPLETED], completed, not_compared
         ),
